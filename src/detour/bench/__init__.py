@@ -1,0 +1,1 @@
+"""Drives servers and measures them."""

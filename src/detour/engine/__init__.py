@@ -1,0 +1,1 @@
+"""What runs next. Knows tokens, pages and steps; knows no model, no string and no tensor library."""

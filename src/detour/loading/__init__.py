@@ -1,0 +1,1 @@
+"""Files to tensors. Knows formats and packings; knows no model."""
