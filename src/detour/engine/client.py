@@ -1,6 +1,7 @@
 """The engine as the front sees it: submit, stream, abort, health.
 
-`EngineHandle` is the seam; `tests/fakes.py` holds one that says scripted tokens.
+`EngineHandle` is the seam; engine/remote.py implements it for an engine in another process, and
+`tests/fakes.py` holds one that says scripted tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ class Listener(Protocol):
     def on_token(self, token: int) -> None: ...
     def on_logprobs(self, logprobs: TokenLogprobs) -> None: ...  # before the on_token it belongs to
     def on_prompt_logprobs(self, logprobs: PromptLogprobs) -> None: ...
-    def on_finish(self, finish: Finish) -> None: ...  # exactly once, last
+    def on_finish(self, finish: Finish) -> None: ...  # exactly once; after it only on_step_end
     def on_step_end(self) -> None: ...  # once per message that held anything for this sequence
 
 
@@ -52,7 +53,7 @@ class EngineHandle(Protocol):
     async def stats(self) -> Stats: ...
 
     async def flush_cache(self) -> str:
-        """"" when done, else why not all of it."""
+        """ "" when done, else why not all of it."""
 
 
 Clock = Callable[[], float]
