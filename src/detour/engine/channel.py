@@ -1,10 +1,12 @@
 """Typed messages between the front and the engine process, msgpack over zmq ipc.
 
-Both directions are one-way streams (PUSH/PULL); an answer carries no id because each kind of question
-is asked by one place at a time.
+Both directions are one-way streams (PUSH/PULL); an answer carries no id because each kind of
+question is asked by one place at a time.
 """
 
 import msgspec
+import zmq
+import zmq.asyncio
 
 from detour.engine.request import Request, TokenEvents
 
@@ -16,7 +18,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """The client of these sequences is gone, or a stop string ended them. Unknown sids are ignored."""
+    """The client of these sequences is gone, or a stop string ended them; unknown sids are fine."""
 
     sids: list[int]
 
@@ -93,3 +95,72 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 ToFront = Ready | TokenEvents | Stats | Flushed | Drained | Failed
+
+
+# --- the two ends
+
+
+class EngineChannel:
+    """The engine's end. It binds both addresses, so that the front may connect before or after."""
+
+    def __init__(self, to_engine: str, to_front: str) -> None:
+        """Addresses in zmq's spelling, e.g. ipc:///run/detour/engine-0."""
+        self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._inbox = self._zmq.socket(zmq.PULL)
+        self._outbox = self._zmq.socket(zmq.PUSH)
+        for socket, address in ((self._inbox, to_engine), (self._outbox, to_front)):
+            # No high-water mark: a slow front must never stop a step half way.
+            socket.set_hwm(0)
+            socket.bind(address)
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def receive(self) -> list[ToEngine]:
+        """All messages that have arrived, without waiting. Raises msgspec.DecodeError."""
+        messages: list[ToEngine] = []
+        while True:
+            try:
+                packed = self._inbox.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            messages.append(self._decoder.decode(packed))
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep until a message has arrived (true) or `seconds` have passed."""
+        return bool(self._inbox.poll(round(seconds * 1000)))
+
+    def send(self, message: ToFront) -> None:
+        self._outbox.send(self._encoder.encode(message))
+
+    def close(self, linger_seconds: float = 2.0) -> None:
+        """Give the last messages that long to leave."""
+        self._inbox.close(linger=0)
+        self._outbox.close(linger=round(linger_seconds * 1000))
+        self._zmq.term()
+
+
+class FrontChannel:
+    """The front's end, on an asyncio event loop. Made inside a running loop."""
+
+    def __init__(self, to_engine: str, to_front: str) -> None:
+        self._zmq = zmq.asyncio.Context()
+        self._inbox = self._zmq.socket(zmq.PULL)
+        # Sending never waits (no high-water mark), so the sending socket needs no event loop.
+        self._outbox: zmq.Socket[bytes] = zmq.Socket(zmq.Context(self._zmq), zmq.PUSH)
+        for socket, address in ((self._inbox, to_front), (self._outbox, to_engine)):
+            socket.set_hwm(0)
+            socket.connect(address)
+        self._decoder = msgspec.msgpack.Decoder(ToFront)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    async def receive(self) -> ToFront:
+        """The next message. Raises msgspec.DecodeError."""
+        return self._decoder.decode(await self._inbox.recv())
+
+    def send(self, message: ToEngine) -> None:
+        self._outbox.send(self._encoder.encode(message))
+
+    def close(self) -> None:
+        self._inbox.close(linger=0)
+        self._outbox.close(linger=0)
+        self._zmq.term()
