@@ -1,0 +1,97 @@
+"""draw: one token per row from filtered, tempered logits, by Gumbel-max with keyed noise."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from detour.ops.op import Need, op
+from detour.ops.sampling.noise import gumbel
+
+
+def _inputs(device: torch.device) -> Iterator[tuple[Need, tuple[Any, ...]]]:
+    source = torch.Generator().manual_seed(7)
+    shapes = ((1, 50, 0), (5, 1000, 0), (9, 3001, 40), (6, 777, 777), (33, 4096, 100))
+    for rows, vocab, width in shapes:
+        logits = torch.randn(rows, vocab, generator=source) * 4
+        some = torch.rand(rows, generator=source)
+        top_k = torch.full((rows,), vocab)
+        top_p = torch.ones(rows)
+        if 0 < width < vocab:
+            top_k = torch.randint(1, width + 1, (rows,), generator=source)
+        if width:
+            top_p = 0.3 + 0.7 * torch.rand(rows, generator=source)
+        tensors = (logits, 0.2 + some, top_k, top_p, torch.where(some > 0.5, 0.05, 0.0))
+        seeds = torch.randint(0, 2**62, (rows,), generator=source)
+        positions = torch.randint(0, 2**20, (rows,), generator=source)
+        moved = tuple(tensor.to(device) for tensor in (*tensors, seeds, positions))
+        yield {"dtype": torch.float32, "vocab_size": vocab}, (*moved, width)
+
+
+def floors(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, values: Tensor) -> Tensor:
+    """Per row, the smallest tempered logit that passes every filter: [R, 1].
+
+    scaled [R, V]; `values` [R, W]: each row's W largest, descending, W >= every top_k below V, and
+    W = V where a row has a top_p without a top_k (a caller with fewer checks that the floor lies
+    above the last of them). Sums run in float64 from the largest down, so the answer depends
+    neither on W nor on other rows.
+    """
+    highest = values[:, :1]
+    every = top_k >= scaled.shape[1]
+    weights = (values - highest).double().exp_()
+    mass = weights.cumsum(dim=1)
+    width = values.shape[1]
+    last = (top_k - 1).clamp_(0, width - 1)[:, None]
+    total = mass.gather(1, last)
+    if width < scaled.shape[1]:
+        whole = (scaled - highest).exp_().sum(dim=1, keepdim=True, dtype=torch.float64)
+        total = torch.where(every[:, None], whole, total)
+    before = mass - weights
+    columns = torch.arange(width, device=scaled.device)
+    kept = (columns < top_k[:, None]) & (
+        (before < top_p[:, None].double() * total) | (top_p[:, None] >= 1)
+    )
+    count = kept.sum(dim=1).clamp_(min=1)  # 0 only where the row holds NaN
+    floor = values.gather(1, (count - 1)[:, None])
+    return torch.maximum(floor, highest + min_p[:, None].log())
+
+
+@op(__name__, inputs=_inputs, tolerance={torch.float32: 0.0})
+def draw(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    width: int,
+) -> Tensor:
+    """One token per row -> int64 [R].
+
+    logits       [R, V] float32, with penalties, biases and masks already applied (-inf = never)
+    temperature  [R] float32 > 0
+    top_k        [R] int64, 1 .. V (V = all)
+    top_p, min_p [R] float32; 1 and 0 switch them off
+    seeds        [R] int64; positions [R] int64: where in its sequence the drawn token will stand
+    width        known on the host: 0 where no row has top_k < V or top_p < 1; else how many of a
+                 row's largest logits must be ordered: the largest top_k, or V where a row has top_p
+                 without top_k
+
+    Filters apply in the order temperature, top-k, top-p (on what top-k left, renormalised), min-p
+    (relative to the most likely token), as transformers' and vLLM's do. A token that ties with the
+    last one kept is kept. Among the kept, the token with the largest logit / temperature + noise is
+    drawn, the lowest id where two tie; noise is f(seed, position, token id) (see noise.py), so a
+    row's token does not depend on the other rows.
+    """
+    rows, vocab = logits.shape
+    scaled = logits / temperature[:, None]
+    if width:
+        values = scaled.topk(width).values if width < vocab else scaled.sort(descending=True).values
+        floor = floors(scaled, top_k, top_p, min_p, values)
+    else:
+        floor = scaled.amax(dim=1, keepdim=True) + min_p[:, None].log()
+    scaled.masked_fill_(scaled < floor, -torch.inf)
+    tokens = torch.arange(vocab, dtype=torch.int32, device=logits.device)
+    return scaled.add_(gumbel(seeds, positions, tokens)).argmax(dim=1)

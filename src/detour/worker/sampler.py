@@ -1,0 +1,318 @@
+"""Logits and what each sequence asks for, to tokens and log-probabilities.
+
+Knows slots and StepPlans; knows no model and no text. What a step needs is decided from numbers the
+host holds (`prepare`), so that `sample` never waits for the device. Running a step again gives the
+same tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from detour.engine.plan import Admitted, StepPlan
+from detour.ops.sampling import draw
+from detour.worker.penalties import PenaltyCounts
+from detour.worker.token_bias import TokenBias
+
+Int64s = NDArray[np.int64]
+
+# Below this a temperature is greedy: dividing by it would overflow float32.
+GREEDY_BELOW = 1e-5
+
+_PARAMS = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("repetition", np.float32),
+        ("frequency", np.float32),
+        ("presence", np.float32),
+        ("top_k", np.int64),
+        ("seed", np.int64),
+        ("may_end_at", np.int64),  # the first position where an end may stand (min_tokens)
+        ("logprobs", np.int64),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class RandomRows:
+    """Rows drawn with one call of the op; its arguments beside the logits."""
+
+    rows: Tensor  # [n] int64 into the sampled rows
+    temperature: Tensor  # [n] float32
+    top_k: Tensor  # [n] int64
+    top_p: Tensor  # [n] float32
+    min_p: Tensor  # [n] float32
+    seeds: Tensor  # [n] int64
+    positions: Tensor  # [n] int64
+    width: int
+
+
+@dataclass(frozen=True)
+class PenaltyRows:
+    """Rows whose logits depend on what their sequences hold already."""
+
+    slots: Int64s  # [n]
+    ends: Int64s  # [n] the position of the token to sample
+    rows: Tensor  # [n] int64 into the sampled rows
+    last_inputs: Tensor  # [n] int64 into the step's tokens: each sequence's last input
+    strengths: Tensor  # [n, 3] float32: repetition, frequency, presence
+
+
+@dataclass(frozen=True)
+class SamplingStep:
+    """What `prepare` found out about a step. Groups without rows are absent."""
+
+    rows: int  # sampled rows
+    any_greedy: bool
+    random: tuple[RandomRows, ...]
+    penalties: tuple[PenaltyRows, ...]
+    bias_cells: Tensor  # [n] int64 into the flattened [rows, V] logits
+    bias_values: Tensor  # [n] float32
+    asking: Tensor  # [n] int64 into the sampled rows: those that want log-probabilities
+    top_count: int  # the most alternatives any of them wants
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A step's answer, on the device. Rows stand in the plan's order of sampled rows."""
+
+    tokens: Tensor  # [S] int64
+    finite: Tensor  # [S] bool; false = the token means nothing
+    logprobs: Tensor  # [S] float32; 0 in rows that did not ask
+    top_ids: Tensor  # [S, k] int64
+    top_logprobs: Tensor  # [S, k] float32
+
+
+class Sampler:
+    """Per-slot parameters and the sampling of a step.
+
+    Order of effects (as vLLM's): logit_bias and min_tokens, repetition then frequency and presence
+    penalty, then for rows with a temperature the filters of `ops.sampling.draw`. Log-probabilities
+    are those of the model's logits before any of this. Repetition looks at prompt and generated
+    tokens, frequency and presence at generated ones alone.
+
+    `draw_tokens` is `ops.sampling.draw` or a route of it.
+    """
+
+    def __init__(
+        self,
+        max_slots: int,
+        vocab_size: int,
+        device: torch.device,
+        eos_ids: Sequence[int],
+        draw_tokens: Callable[..., Tensor] = draw.reference.run,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self.eos_ids = tuple(eos_ids)
+        self.draw_tokens = draw_tokens
+        self.params = np.zeros(max_slots, dtype=_PARAMS)
+        self.bias = TokenBias(max_slots)
+        self.ends = TokenBias(max_slots)
+        self.penalties = PenaltyCounts(max_slots, vocab_size, device)
+
+    def admit(self, admitted: Sequence[Admitted]) -> None:
+        """Take over the parameters of sequences that enter slots, in place of whoever was there."""
+        for one in admitted:
+            asked = one.params
+            self.params[one.slot] = (
+                asked.temperature,
+                asked.top_p,
+                asked.min_p,
+                asked.repetition_penalty,
+                asked.frequency_penalty,
+                asked.presence_penalty,
+                min(asked.top_k, self.vocab_size) or self.vocab_size,
+                asked.seed,
+                one.prompt_length + asked.min_tokens,
+                asked.logprobs,
+            )
+            self.bias.put(one.slot, asked.logit_bias)
+            ends = (*self.eos_ids, *asked.stop_token_ids) if asked.min_tokens else ()
+            self.ends.put(one.slot, dict.fromkeys(ends, -np.inf))
+            if _penalised(self.params[one.slot]):
+                self.penalties.remember(one.slot, one.known_ids, one.prompt_length)
+            else:
+                self.penalties.forget(one.slot)
+
+    def prepare(self, plan: StepPlan) -> SamplingStep:
+        """Everything about the step that the host can know. Array work alone, no wait."""
+        sampled = np.flatnonzero(plan.samples)
+        slots = plan.slots[sampled].astype(np.int64)
+        positions = (plan.starts[sampled] + plan.counts[sampled]).astype(np.int64)
+        params = self.params.take(slots)  # indexing with an array is 20 times slower
+        random = params["temperature"] >= GREEDY_BELOW
+        asking = np.flatnonzero(params["logprobs"] >= 0)
+        cells, values = self._biases(slots, positions, params)
+        return SamplingStep(
+            rows=len(slots),
+            any_greedy=not random.all(),
+            random=self._random_rows(random, params, positions),
+            penalties=self._penalty_rows(sampled, slots, positions, params, plan),
+            bias_cells=self._upload(cells),
+            bias_values=self._upload(values),
+            asking=self._upload(asking),
+            top_count=int(params["logprobs"][asking].max()) if len(asking) else 0,
+        )
+
+    def _random_rows(
+        self, random: NDArray[np.bool_], params: NDArray[np.void], positions: Int64s
+    ) -> tuple[RandomRows, ...]:
+        """Rows without top-k and top-p apart from those with, since only those need an order."""
+        if not random.any():
+            return ()
+        limited = params["top_k"] < self.vocab_size
+        nucleus = params["top_p"] < 1
+        groups = []
+        for choice, ordered in ((~(limited | nucleus), False), (limited | nucleus, True)):
+            rows = np.flatnonzero(random & choice)
+            if not len(rows):
+                continue
+            width = 0
+            if ordered:
+                width = int(np.where(limited[rows], params["top_k"][rows], self.vocab_size).max())
+            groups.append(self._random_group(rows, params.take(rows), positions[rows], width))
+        return tuple(groups)
+
+    def _random_group(
+        self, rows: Int64s, params: NDArray[np.void], positions: Int64s, width: int
+    ) -> RandomRows:
+        numbers = np.empty((6, len(rows)), dtype=np.int64)  # one copy to the device for all
+        numbers[0], numbers[1], numbers[2] = rows, params["top_k"], params["seed"]
+        numbers[3] = positions
+        floats = numbers[4:].view(np.float32).reshape(4, len(rows))
+        floats[0], floats[1] = params["temperature"], params["top_p"]
+        floats[2] = params["min_p"]
+        there = self._upload(numbers)
+        reals = there[4:].view(torch.float32).reshape(4, len(rows))
+        return RandomRows(
+            rows=there[0],
+            temperature=reals[0],
+            top_k=there[1],
+            top_p=reals[1],
+            min_p=reals[2],
+            seeds=there[2],
+            positions=there[3],
+            width=width,
+        )
+
+    def _penalty_rows(
+        self,
+        sampled: Int64s,
+        slots: Int64s,
+        positions: Int64s,
+        params: NDArray[np.void],
+        plan: StepPlan,
+    ) -> tuple[PenaltyRows, ...]:
+        rows = np.flatnonzero(_penalised(params))
+        if not len(rows):
+            return ()
+        last = np.cumsum(plan.counts, dtype=np.int64)[sampled[rows]] - 1
+        strengths = np.stack(
+            [params[name][rows] for name in ("repetition", "frequency", "presence")], axis=1
+        )
+        return (
+            PenaltyRows(
+                slots[rows],
+                positions[rows],
+                self._upload(rows),
+                self._upload(last),
+                self._upload(strengths),
+            ),
+        )
+
+    def _biases(
+        self, slots: Int64s, positions: Int64s, params: NDArray[np.void]
+    ) -> tuple[Int64s, NDArray[np.float32]]:
+        """Cells of the flattened logits and what to add to them."""
+        owner, ids, values = self.bias.gather(slots)
+        early = np.flatnonzero(positions < params["may_end_at"])
+        ends_owner, ends_ids, ends_values = self.ends.gather(slots[early])
+        cells = np.concatenate([owner, early[ends_owner]]) * self.vocab_size
+        cells += np.concatenate([ids, ends_ids])
+        return cells, np.concatenate([values, ends_values])
+
+    def _upload(self, array: NDArray[np.generic]) -> Tensor:
+        tensor = torch.from_numpy(array)
+        if self.device.type == "cuda" and len(array):
+            tensor = tensor.pin_memory()  # from pageable memory the copy would wait
+        return tensor.to(self.device, non_blocking=True)
+
+    def sample(self, logits: Tensor, step: SamplingStep, inputs: Tensor) -> Sampled:
+        """logits [S, V] of the plan's sampled rows, any floating dtype; inputs [T] int64: the
+        step's tokens, none unknown. Never waits for the device. May write to float32 `logits`."""
+        logits = logits.float()
+        # An infinity or NaN anywhere survives the sum; finite logits are far from overflowing it.
+        finite = logits.sum(dim=1).isfinite()
+        raw = logits.index_select(0, step.asking) if len(step.asking) else logits[:0]
+        if len(step.bias_cells):
+            logits.view(-1).index_add_(0, step.bias_cells, step.bias_values)
+        for penalised in step.penalties:
+            self._penalise(logits, penalised, inputs)
+        tokens = logits.argmax(dim=1) if step.any_greedy else finite.long()
+        for group in step.random:
+            every = len(group.rows) == step.rows
+            drawn = self.draw_tokens(
+                logits if every else logits.index_select(0, group.rows),
+                group.temperature,
+                group.top_k,
+                group.top_p,
+                group.min_p,
+                group.seeds,
+                group.positions,
+                group.width,
+            )
+            tokens = drawn if every else tokens.index_copy(0, group.rows, drawn)
+        logprobs, top_ids, top_logprobs = self._logprobs(raw, tokens, step)
+        return Sampled(tokens, finite, logprobs, top_ids, top_logprobs)
+
+    def _penalise(self, logits: Tensor, asked: PenaltyRows, inputs: Tensor) -> None:
+        last_inputs = inputs.index_select(0, asked.last_inputs)
+        rows = self.penalties.add(asked.slots, asked.ends, last_inputs)
+        generated = self.penalties.generated.index_select(0, rows)
+        seen = self.penalties.prompted.index_select(0, rows) | (generated > 0)
+        chosen = logits.index_select(0, asked.rows)
+        repetition, frequency, presence = asked.strengths[:, :, None].unbind(1)
+        pushed = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
+        chosen = torch.where(seen, pushed, chosen)
+        chosen -= frequency * generated + presence * (generated > 0)
+        logits.index_copy_(0, asked.rows, chosen)
+
+    def _logprobs(
+        self, raw: Tensor, tokens: Tensor, step: SamplingStep
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        logprobs = raw.new_zeros(step.rows)
+        top_ids = tokens.new_zeros(step.rows, step.top_count)
+        top_logprobs = raw.new_zeros(step.rows, step.top_count)
+        if len(step.asking):
+            asked = token_logprobs(raw, tokens.index_select(0, step.asking), step.top_count)
+            logprobs.index_copy_(0, step.asking, asked[0])
+            top_ids.index_copy_(0, step.asking, asked[1])
+            top_logprobs.index_copy_(0, step.asking, asked[2])
+        return logprobs, top_ids, top_logprobs
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of `tokens` int64 [n] and of the `count` best, from logits [n, V].
+
+    For sampled tokens and, with the logits of a prompt's chunk, for the prompt's own (each token
+    given those before it) -> float32 [n], int64 [n, count], float32 [n, count], best first.
+    """
+    logits = logits.float()
+    whole = logits.logsumexp(dim=1, keepdim=True)
+    best = logits.topk(count, dim=1)
+    chosen = logits.gather(1, tokens[:, None])
+    return (chosen - whole)[:, 0], best.indices, best.values - whole
+
+
+def _penalised(params: NDArray[np.void]) -> NDArray[np.bool_]:
+    asked: NDArray[np.bool_] = (
+        (params["repetition"] != 1) | (params["frequency"] != 0) | (params["presence"] != 0)
+    )
+    return asked
