@@ -49,6 +49,8 @@ class Op:
     reference: Backend
     inputs: Callable[[torch.device], Iterator[tuple[Need, tuple[Any, ...]]]]
     tolerance: Mapping[torch.dtype, float]
+    planned: int = 0  # the first so many arguments of an input go to `plan`; its result stands for them
+    writes: tuple[int, ...] = ()  # numbers of the arguments that the op writes to
     backends: dict[str, Backend] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)  # backend file -> why it could not be imported
     searched: bool = False
@@ -71,6 +73,13 @@ class Op:
 
         return register
 
+    def call(self, backend: Backend, arguments: tuple[Any, ...]) -> Any:
+        """Run `backend` on one of `inputs`' argument lists, planning first where the op plans."""
+        if not self.planned:
+            return backend.run(*arguments)
+        plan = backend.plan(*arguments[: self.planned])
+        return backend.run(plan, *arguments[self.planned :])
+
     def discover(self) -> dict[str, Backend]:
         """All backends, the reference among them; imports the files of the op's folder once."""
         if not self.searched:
@@ -89,12 +98,18 @@ def op(
     inputs: Callable[[torch.device], Iterator[tuple[Need, tuple[Any, ...]]]],
     tolerance: Mapping[torch.dtype, float],
     plan: Callable[..., Any] = no_plan,
+    planned: int = 0,
+    writes: tuple[int, ...] = (),
 ) -> Callable[[Callable[..., Any]], Op]:
     """Make the decorated torch function an op named after itself.
 
     `inputs(device)` yields (need, arguments) pairs that cover the contract, for tests, numerics
     self-tests and benchmarks. `tolerance` is the largest ||out - reference|| / ||reference|| per
-    dtype of the op's first floating argument.
+    dtype (the need's "dtype").
+
+    An op that prepares (once a step, or once a weight) has planned = n: its first n inputs go to
+    `plan`, and `run` takes what that returned in their place. `writes` numbers the arguments of an
+    input that the op writes to; they are outputs like what it returns.
     """
 
     def declare(reference: Callable[..., Any]) -> Op:
@@ -104,6 +119,8 @@ def op(
             reference=Backend("reference", reference, always, plan, rank=-1),
             inputs=inputs,
             tolerance=tolerance,
+            planned=planned,
+            writes=writes,
         )
 
     return declare
