@@ -1,0 +1,102 @@
+"""gemm on a CPU with AVX2 in C++: weights stay packed, results do not depend on the batch.
+
+Dense bfloat16 weights and GGUF's Q4_0, Q4_1 and Q8_0 are expanded inside the kernel, exactly, so a
+step reads as few bytes as the checkpoint has. Each output is one ascending chain of multiply-adds
+whatever the number of rows: a request's numbers are the same alone and among others, bit for bit.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from detour.ops import native
+from detour.ops.device import Device
+from detour.ops.gemm import GROUP, GROUP_BYTES, PackedWeight, gemm
+from detour.ops.op import Need
+
+PANEL = 16  # outputs that lie together; NR in gemm.cpp
+KINDS = {"float32": 0, "bfloat16": 1, "Q8_0": 2, "Q4_1": 3}
+
+
+@dataclass(frozen=True)
+class Panels:
+    """A weight as native/gemm.cpp reads it: panels of 16 outputs, inputs ascending within."""
+
+    kind: int
+    rows: int
+    columns: int
+    data: Tensor  # uint8
+
+
+def _reasons(device: Device, need: Need) -> list[str]:
+    if need["dtype"] is not torch.float32:
+        return ["it computes in float32 alone"]
+    return native.reasons(device)
+
+
+def _plan(weight: PackedWeight) -> Panels:
+    (stored,) = weight.tensors
+    if weight.packing == "dense":
+        kind = "bfloat16" if stored.dtype is torch.bfloat16 else "float32"
+        panels = _by_panel(stored if kind == "bfloat16" else stored.float())
+        parts = [panels.transpose(1, 2)]
+    else:
+        kind = "Q8_0" if weight.packing == "Q8_0" else "Q4_1"
+        parts = _quantised(weight)
+    count = -(-weight.rows // PANEL)
+    flat = [part.contiguous().view(torch.uint8).reshape(count, -1) for part in parts]
+    if weight.packing != "dense":
+        groups = weight.columns // GROUP
+        flat = [torch.cat([part.view(count, groups, -1) for part in flat], dim=2)]
+    return Panels(KINDS[kind], weight.rows, weight.columns, flat[0].contiguous().view(-1))
+
+
+def _by_panel(rows: Tensor) -> Tensor:
+    """[rows, ...] to [panels, 16, ...], zeros where the last panel is not full."""
+    missing = -len(rows) % PANEL
+    if missing:
+        rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
+    return rows.view(-1, PANEL, *rows.shape[1:])
+
+
+def _quantised(weight: PackedWeight) -> list[Tensor]:
+    """Scales, minima (not for Q8_0) and quants, each [panels, groups, ...]."""
+    groups = weight.columns // GROUP
+    (stored,) = weight.tensors
+    blocks = _by_panel(stored.view(weight.rows, groups, GROUP_BYTES[weight.packing]))
+    blocks = blocks.transpose(1, 2)  # [panels, groups, 16, bytes]
+    scale = blocks[..., :2].contiguous().view(torch.float16).squeeze(3)
+    if weight.packing == "Q8_0":
+        quants = blocks[..., 2:].transpose(2, 3)  # [panels, groups, 32, 16]
+        return [scale, quants]
+    if weight.packing == "Q4_1":
+        least = blocks[..., 2:4].contiguous().view(torch.float16).squeeze(3)
+    else:
+        least = -8 * scale  # exact: a power of two, and float16's range ends far above it
+    nibbles = blocks[..., GROUP_BYTES[weight.packing] - 16 :]
+    quants = torch.cat([nibbles & 15, nibbles >> 4], dim=3).transpose(2, 3)
+    pairs = quants[:, :, 0::2] | quants[:, :, 1::2] << 4  # two inputs a byte: low nibble first
+    return [scale, least, pairs]
+
+
+@gemm.backend("native", reasons=_reasons, plan=_plan, rank=2)
+def gemm_native(weight: Panels, x: Tensor, bias: Tensor) -> Tensor:
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    out = x.new_empty(len(x), weight.rows)
+    native.library().detour_gemm(
+        ctypes.c_void_p(x.data_ptr()),
+        ctypes.c_int64(len(x)),
+        ctypes.c_int64(weight.columns),
+        ctypes.c_int64(x.stride(0)),
+        ctypes.c_int(weight.kind),
+        ctypes.c_void_p(weight.data.data_ptr()),
+        ctypes.c_int64(weight.rows),
+        ctypes.c_void_p(bias.data_ptr() if len(bias) else None),
+        ctypes.c_void_p(out.data_ptr()),
+        ctypes.c_int64(weight.rows),
+        ctypes.c_int(torch.get_num_threads()),
+    )
+    return out

@@ -1,0 +1,77 @@
+"""CPU kernels in C++, compiled once on the machine that runs them.
+
+Every `.cpp` beside this file becomes one shared library, built for this processor by the compiler
+that is found and kept under the user's cache. Where there is no compiler, or the processor lacks
+AVX2, backends that need it say so and others serve. Nothing here knows a model.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from detour.ops.device import Device
+
+SOURCES = Path(__file__).parent
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
+FOLDER = Path.home() / ".cache" / "detour" / "native"
+
+
+@cache
+def compiler() -> str:
+    """The C++ compiler's path, "" where there is none."""
+    return next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), "")
+
+
+def reasons(device: Device) -> list[str]:
+    """Why the native kernels cannot serve on this device; builds them to know."""
+    if device.is_cuda:
+        return ["it computes on a CPU"]
+    if not device.instructions & {"avx2", "avx512", "amx"}:
+        return ["the processor has no AVX2"]
+    if not compiler():
+        return ["no C++ compiler (c++, g++ or clang++) was found"]
+    try:
+        library()
+    except (OSError, subprocess.SubprocessError) as error:
+        return [f"the native kernels did not build: {error}"]
+    return []
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The loaded library; builds it if this source was not built for this processor before.
+
+    Raises OSError or subprocess.SubprocessError when it cannot be built or loaded.
+    """
+    sources = sorted(SOURCES.glob("*.cpp"))
+    key = hashlib.sha256(
+        b"".join(source.read_bytes() for source in sources)
+        + " ".join((compiler(), *FLAGS, _processor())).encode()
+    ).hexdigest()[:16]
+    target = FOLDER / f"kernels-{key}.so"
+    if not target.exists():
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=FOLDER) as work:
+            made = Path(work) / "kernels.so"
+            command = [compiler(), *FLAGS, *map(str, sources), "-o", str(made)]
+            built = subprocess.run(command, capture_output=True, text=True, timeout=300)
+            if built.returncode:
+                last = (built.stderr.strip().splitlines() or ["no message"])[-1]
+                raise OSError(f"{compiler()}: {last}")
+            os.replace(made, target)  # whole or not at all, whoever else is building it
+    return ctypes.CDLL(str(target))
+
+
+def _processor() -> str:
+    """What -march=native depends on."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    return next((line for line in text.splitlines() if line.startswith("flags")), "")
