@@ -1,0 +1,329 @@
+"""Config: the options that are served, each with its spellings, default and help.
+
+A field here is the only place that names its option: the command line, the configuration file,
+`detour show flags` and docs/flags.md are made from it. 0, "" and -1 mean "not set" as each help
+says; no field is ever None.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from detour.config.option import Option, integer, json_object, option
+from detour.errors import ConfigError
+
+EMBEDDED_MODEL = "smollm2-135m-instruct"
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+
+_DTYPES = {
+    "bf16": "bfloat16",
+    "half": "float16",
+    "fp16": "float16",
+    "float": "float32",
+    "fp32": "float32",
+}
+_OTHER_FORMATS = (
+    *("pt", "npcache", "sharded_state", "bitsandbytes", "layered", "flash_rl", "remote", "jax"),
+    *("remote_instance", "fastsafetensors", "private", "runai_streamer", "runai_streamer_sharded"),
+    *("tensorizer", "mistral"),
+)
+_OTHER_DEVICES = ("xpu", "hpu", "npu", "musa", "tpu", "mps")
+_CACHE_AWARE = ("lpm", "it is the cache-aware order that is here")
+_NO_SUCH_ORDER = ("fcfs", "that order is not here yet")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a server is told at its start. Raises ConfigError where values do not fit."""
+
+    # --- model
+    model: str = option(
+        EMBEDDED_MODEL,
+        "--model-path --model",
+        "A folder with a checkpoint, a .gguf file, a hub id, or the embedded default.",
+        group="model",
+    )
+    tokenizer_path: str = option(
+        "",
+        "--tokenizer-path --tokenizer",
+        "Take the tokenizer from this folder or .gguf file instead.",
+        group="model",
+    )
+    revision: str = option("", "--revision", "Branch, tag or commit of a hub id.", group="model")
+    cache_dir: str = option(
+        "",
+        "--cache-dir --download-dir",
+        "Where downloaded models are kept; default: $DETOUR_CACHE, else ~/.cache/detour.",
+        group="model",
+    )
+    load_format: str = option(
+        "auto",
+        "--load-format",
+        "auto reads what is there; dummy makes random weights from the configuration alone.",
+        group="model",
+        choices=("auto", "safetensors", "gguf", "dummy"),
+        synonyms={"hf": "auto"},
+        stand_ins=dict.fromkeys(
+            _OTHER_FORMATS, ("auto", "safetensors and GGUF files are what can be read")
+        ),
+    )
+    dtype: str = option(
+        "auto",
+        "--dtype",
+        "Type to compute in; auto is the checkpoint's, or float32 on a CPU without fast bfloat16.",
+        group="model",
+        choices=("auto", "bfloat16", "float16", "float32"),
+        synonyms=_DTYPES,
+    )
+    context_length: int = option(
+        0,
+        "--context-length --max-model-len",
+        "Most tokens of one sequence, prompt and answer; 0 = what the model was made for.",
+        group="model",
+        convert=integer,
+    )
+    model_overrides: dict[str, Any] = option(
+        {},
+        "--json-model-override-args --hf-overrides",
+        "JSON merged into the model's configuration before anything reads it.",
+        group="model",
+        convert=json_object,
+    )
+    chat_template: str = option(
+        "",
+        "--chat-template",
+        "A file with a Jinja chat template to use instead of the model's.",
+        group="model",
+    )
+    served_model_name: str = option(
+        "",
+        "--served-model-name",
+        "The name (or names) clients use for the model; default: the value of --model.",
+        group="model",
+        repeated=True,
+    )
+    sampling_defaults: str = option(
+        "model",
+        "--sampling-defaults --generation-config",
+        "Source of sampling defaults: the model's generation_config.json, or OpenAI's values.",
+        group="model",
+        choices=("model", "openai"),
+        synonyms={"auto": "model", "vllm": "openai"},
+    )
+    random_seed: int = option(
+        -1,
+        "--random-seed --seed",
+        "Seed of requests that bring none, and of dummy weights; -1 = a new one each start.",
+        group="model",
+        convert=integer,
+    )
+
+    # --- scheduling and memory
+    max_running_requests: int = option(
+        0,
+        "--max-running-requests --max-num-seqs",
+        "Sequences computed at once; 0 = chosen for the device.",
+        group="scheduling",
+        convert=integer,
+    )
+    max_queued_requests: int = option(
+        0,
+        "--max-queued-requests",
+        "Sequences that may wait; those beyond are answered 503. 0 = no limit.",
+        group="scheduling",
+        convert=integer,
+    )
+    max_total_tokens: int = option(
+        0,
+        "--max-total-tokens",
+        "Tokens the KV cache holds; 0 = as many as the memory share allows.",
+        group="scheduling",
+        convert=integer,
+    )
+    mem_fraction_static: float = option(
+        0.0,
+        "--mem-fraction-static --gpu-memory-utilization",
+        "Share of the device's memory for weights and KV cache; 0 = chosen for the device.",
+        group="scheduling",
+        convert=float,
+    )
+    chunked_prefill_size: int = option(
+        0,
+        "--chunked-prefill-size --max-num-batched-tokens",
+        "Most tokens of a step; longer prompts are cut. 0 = chosen for the device, -1 = no cut.",
+        group="scheduling",
+        convert=integer,
+    )
+    max_prefill_tokens: int = option(
+        16384,
+        "--max-prefill-tokens",
+        "Most prompt tokens of a step without chunks (a longer prompt goes alone).",
+        group="scheduling",
+        convert=integer,
+    )
+    page_size: int = option(
+        16,
+        "--page-size --block-size",
+        "Tokens of a KV cache page.",
+        group="scheduling",
+        convert=integer,
+    )
+    schedule_policy: str = option(
+        "fcfs",
+        "--schedule-policy --scheduling-policy",
+        "Order of waiting requests of one priority: by arrival, or longest cached prefix first.",
+        group="scheduling",
+        choices=("fcfs", "lpm"),
+        synonyms={"priority": "fcfs"},
+        stand_ins={
+            "dfs-weight": _CACHE_AWARE,
+            "routing-key": _CACHE_AWARE,
+            "hrrn": _CACHE_AWARE,
+            "lof": _NO_SUCH_ORDER,
+            "random": _NO_SUCH_ORDER,
+            "shortest-prefill-first": _NO_SUCH_ORDER,
+        },
+    )
+    disable_radix_cache: bool = option(
+        False,
+        "--disable-radix-cache",
+        "Share no cached prefixes between requests.",
+        group="scheduling",
+        sets={"--no-enable-prefix-caching": True, "--enable-prefix-caching": False},
+    )
+    request_timeout: float = option(
+        0.0,
+        "--request-timeout",
+        "Seconds after which a request ends; 0 = never. A request may ask for less.",
+        group="scheduling",
+        convert=float,
+    )
+
+    # --- device
+    device: str = option(
+        "auto",
+        "--device",
+        "auto is the GPU where there is one.",
+        group="device",
+        choices=("auto", "cpu", "cuda"),
+        stand_ins=dict.fromkeys(_OTHER_DEVICES, ("auto", "there is no code for that device")),
+    )
+    threads: int = option(
+        0,
+        "--threads",
+        "CPU threads a step uses; 0 = measured at start.",
+        group="device",
+        convert=integer,
+    )
+    attention_backend: str = option(
+        "",
+        "--attention-backend",
+        "Backend to try first for attention.",
+        group="device",
+        op="attention",
+    )
+    strict_backends: bool = option(
+        False,
+        "--strict-backends",
+        "Refuse to start, instead of using another, where a backend asked for cannot serve.",
+        group="device",
+    )
+
+    # --- server
+    host: str = option("127.0.0.1", "--host", "Address to listen on.", group="server")
+    port: int = option(
+        30000, "--port", "Port to listen on; 0 = any free one.", group="server", convert=integer
+    )
+    api_key: str = option(
+        "",
+        "--api-key",
+        "Clients must send it as a bearer token; default: $DETOUR_API_KEY.",
+        group="server",
+        secret=True,
+    )
+    admin_api_key: str = option(
+        "",
+        "--admin-api-key",
+        "Key for the control routes, instead of --api-key.",
+        group="server",
+        secret=True,
+    )
+    root_path: str = option(
+        "", "--fastapi-root-path --root-path", "Path under which a proxy serves us.", group="server"
+    )
+    allowed_origins: str = option(
+        "*",
+        "--allowed-origins",
+        "Origins that browsers may call from: a JSON list, or names separated by commas.",
+        group="server",
+    )
+    ssl_keyfile: str = option("", "--ssl-keyfile", "Private key, for HTTPS.", group="server")
+    ssl_certfile: str = option("", "--ssl-certfile", "Certificate, for HTTPS.", group="server")
+    drain_timeout: float = option(
+        30.0,
+        "--drain-timeout",
+        "Seconds open requests have to finish after SIGTERM or Ctrl-C.",
+        group="server",
+        convert=float,
+    )
+    log_level: str = option(
+        "info", "--log-level", "How much is logged.", group="server", choices=LOG_LEVELS
+    )
+    log_level_http: str = option(
+        "warning",
+        "--log-level-http --uvicorn-log-level",
+        "How much the HTTP server logs.",
+        group="server",
+        choices=LOG_LEVELS,
+        synonyms={"trace": "debug"},
+    )
+
+    def __post_init__(self) -> None:
+        for name, low, high in _RANGES:
+            value = self.value(name)
+            if not low <= value <= high:
+                raise ConfigError(
+                    f"{flag_of(name)} must be between {low} and {high}, got {value}.", param=name
+                )
+        if self.chunked_prefill_size < -1:
+            raise ConfigError(
+                "--chunked-prefill-size must be positive, 0 (chosen) or -1 (no chunks)."
+            )
+        if 0 < self.max_total_tokens < self.page_size:
+            raise ConfigError(
+                f"--max-total-tokens ({self.max_total_tokens}) must hold at least one page "
+                f"of --page-size ({self.page_size}) tokens."
+            )
+        if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
+            raise ConfigError("--ssl-keyfile and --ssl-certfile must be given together.")
+
+    def value(self, name: str) -> Any:
+        """The value of the field called `name`."""
+        return vars(self)[name]
+
+
+OPTIONS: dict[str, Option] = {field.name: field.metadata["option"] for field in fields(Config)}
+DEFAULTS = {
+    field.name: field.default_factory() if callable(field.default_factory) else field.default
+    for field in fields(Config)
+}
+
+_MANY = 2**31 - 1
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("context_length", 0, _MANY),
+    ("random_seed", -1, 2**63 - 1),
+    ("max_running_requests", 0, 2**20),
+    ("max_queued_requests", 0, _MANY),
+    ("max_total_tokens", 0, 2**40),
+    ("mem_fraction_static", 0.0, 1.0),
+    ("max_prefill_tokens", 1, _MANY),
+    ("page_size", 1, 4096),
+    ("request_timeout", 0.0, 1e9),
+    ("threads", 0, 4096),
+    ("port", 0, 65535),
+    ("drain_timeout", 0.0, 1e9),
+)
+
+
+def flag_of(name: str) -> str:
+    """The spelling of a field that we print."""
+    return OPTIONS[name].flags[0]
