@@ -1,0 +1,180 @@
+"""/v1/chat/completions. Knows OpenAI's chat shapes; what runs is Front's and Generation's affair."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from detour.api.front import Front, Want
+from detour.api.generation import Choice, Generation
+from detour.api.logprobs import chat_logprobs, scored_output
+from detour.api.params import (
+    number_of_choices,
+    refuse_absent_features,
+    sampling_params,
+    wanted_logprobs,
+)
+from detour.api.prompts import Prompt
+from detour.api.replies import (
+    OpenAIStream,
+    chunk_head,
+    encode_json,
+    finish_reason,
+    json_reply,
+    usage,
+)
+from detour.api.schema import ChatRequest
+from detour.errors import BadRequest
+from detour.text.tokenizer import Tokenizer
+
+
+def chat_router(front: Front) -> APIRouter:
+    router = APIRouter(tags=["OpenAI"])
+
+    @router.post("/v1/chat/completions", summary="Answer a conversation")
+    async def chat(body: ChatRequest, http: Request) -> Response:
+        """OpenAI's chat completions, streamed with `stream`."""
+        model = front.check_model(body.model)
+        refuse_absent_features(vars(body))
+        _refuse_tools(body)
+        envelope = front.envelope(http, body, body.rid or body.request_id)
+        params = sampling_params(
+            body,
+            front.settings.generation_defaults,
+            logprobs=wanted_logprobs(bool(body.logprobs), body.top_logprobs, "top_logprobs"),
+        )
+        most = body.max_completion_tokens
+        want = Want(
+            prompt=await _prompt(front, body),
+            params=params,
+            n=number_of_choices(body.n),
+            max_tokens=body.max_tokens if most is None else most,
+            default_max_tokens=0,
+        )
+        reply = _Reply(front.tokenizer, body, front.generate([want], envelope), model)
+        if body.stream:
+            return front.stream(reply.generation, reply.stream())
+        if not await reply.generation.wait(http.receive):
+            return Response(status_code=499)  # nobody is there to read it
+        return json_reply(reply.whole())
+
+    return router
+
+
+def _refuse_tools(body: ChatRequest) -> None:
+    """Tools are fine where the model may not call them; then they are left out."""
+    if (body.tools and body.tool_choice != "none") or body.tool_choice == "required":
+        raise BadRequest(
+            "tools are not supported yet; leave them out or send tool_choice 'none'.",
+            param="tools",
+            code="unsupported",
+        )
+
+
+async def _prompt(front: Front, body: ChatRequest) -> Prompt:
+    kwargs: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+        if body.reasoning_effort == "none":
+            kwargs.setdefault("enable_thinking", False)
+    return await front.prompts.from_messages(
+        body.messages,
+        front.engine.ready.context_length,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=bool(body.continue_final_message),
+        template_kwargs=kwargs,
+    )
+
+
+class _Reply:
+    """One conversation's answer, whole or in chunks."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, body: ChatRequest, generation: Generation, model: str
+    ) -> None:
+        self.generation = generation
+        self._tokenizer = tokenizer
+        self._with_logprobs = bool(body.logprobs)
+        self._with_token_ids = bool(body.return_token_ids)
+        self._options = body.stream_options
+        self._id = f"chatcmpl-{generation.request_id}"
+        self._model = model
+        self._head = chunk_head(self._id, "chat.completion.chunk", generation.created, model)
+        # What a chunk with nothing but text is made of, ready to be joined.
+        self._before_text = [
+            b'%b{"index":%d,"delta":{"content":' % (self._head, choice.index)
+            for choice in generation.choices
+        ]
+        self._role_sent = [False] * len(generation.choices)
+
+    def whole(self) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": "chat.completion",
+            "created": self.generation.created,
+            "model": self._model,
+            "choices": [self._choice(choice) for choice in self.generation.choices],
+            "usage": usage(self.generation),
+        }
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        result: dict[str, Any] = {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": choice.take_text()},
+            "logprobs": self._logprobs(choice),
+            "finish_reason": finish_reason(choice),
+            "matched_stop": choice.matched_stop,
+        }
+        if self._with_token_ids:
+            result["token_ids"] = choice.token_ids
+        return result
+
+    def stream(self) -> OpenAIStream:
+        return OpenAIStream(self.generation, self._head, self._options, self._events)
+
+    def _events(self, choice: Choice, tail: bytes) -> bytes:
+        """The role with a choice's first news, then its text, then its end."""
+        events = b""
+        if not self._role_sent[choice.index]:
+            if not (choice.has_text or choice.finish_reason):
+                return b""
+            self._role_sent[choice.index] = True
+            role = {"role": "assistant", "content": ""}
+            events = self._event(choice, {"delta": role, "finish_reason": None}, tail)
+        if choice.has_text:
+            if self._with_logprobs or self._with_token_ids:
+                delta = {"content": choice.take_text()}
+                events += self._event(choice, self._extras(choice, delta), tail)
+            else:
+                events += (
+                    self._before_text[choice.index]
+                    + encode_json(choice.take_text())
+                    + b'},"logprobs":null,"finish_reason":null}'
+                    + tail
+                )
+        if choice.finish_reason:
+            end = {
+                "finish_reason": finish_reason(choice),
+                "matched_stop": choice.matched_stop,
+            }
+            events += self._event(choice, self._extras(choice, {}) | end, tail)
+        return events
+
+    def _extras(self, choice: Choice, delta: dict[str, Any]) -> dict[str, Any]:
+        fields: dict[str, Any] = {"delta": delta, "logprobs": None, "finish_reason": None}
+        tokens = choice.take_tokens()
+        if self._with_logprobs and tokens:
+            scored = scored_output(tokens, choice.take_logprobs())
+            fields["logprobs"] = chat_logprobs(self._tokenizer, scored)
+        if self._with_token_ids:
+            fields["token_ids"] = tokens
+        return fields
+
+    def _event(self, choice: Choice, fields: dict[str, Any], tail: bytes) -> bytes:
+        return self._head + encode_json({"index": choice.index, **fields}) + tail
+
+    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
+        if not self._with_logprobs:
+            return None
+        return chat_logprobs(self._tokenizer, scored_output(choice.token_ids, choice.logprobs))

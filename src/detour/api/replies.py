@@ -1,0 +1,97 @@
+"""Parts that replies of the OpenAI routes share. Knows generations; knows no route."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from detour.api.failures import error_body
+from detour.api.generation import Choice, Generation
+from detour.api.schema import StreamOptions
+from detour.api.sse import DONE
+from detour.errors import DetourError
+
+encode_json = msgspec.json.Encoder().encode
+
+
+def usage(generation: Generation) -> dict[str, Any]:
+    prompt, completion = generation.prompt_tokens, generation.completion_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
+    }
+
+
+def finish_reason(choice: Choice) -> str | None:
+    """In OpenAI's words; errors and deadlines are answered as errors instead."""
+    return choice.finish_reason or None
+
+
+def json_reply(body: dict[str, Any] | list[Any]) -> Response:
+    return Response(encode_json(body), media_type="application/json")
+
+
+def error_event(error: DetourError) -> bytes:
+    return b"data: " + encode_json(error_body(error)) + b"\n\n"
+
+
+class OpenAIStream:
+    """The Source of both OpenAI routes: a choice's chunks by `write_choice`, usage, [DONE].
+
+    `head` is the part of every chunk before "choices"; `write_choice` gives the events of one choice
+    for all that is new (b"" for nothing), with `tail` in place of the chunk's end.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        head: bytes,
+        options: StreamOptions | None,
+        write_choice: Callable[[Choice, bytes], bytes],
+    ) -> None:
+        self._generation = generation
+        self._head = head
+        self._with_usage = bool(options and options.include_usage)
+        self._usage_always = bool(options and options.continuous_usage_stats)
+        self._write_choice = write_choice
+        self._told = [False] * len(generation.choices)  # its finish reason was sent
+
+    @property
+    def failure(self) -> DetourError | None:
+        return self._generation.failure
+
+    @property
+    def finished(self) -> bool:
+        return self._generation.finished
+
+    def abandon(self) -> None:
+        self._generation.abandon()
+
+    def take(self) -> bytes:
+        generation = self._generation
+        if generation.failure is not None:
+            return error_event(generation.failure) + DONE
+        tail = self._tail() if self._usage_always else b"]}\n\n"
+        events = b""
+        for choice in generation.choices:
+            if self._told[choice.index]:
+                continue
+            self._told[choice.index] = bool(choice.finish_reason)
+            events += self._write_choice(choice, tail)
+        if generation.finished:
+            if self._with_usage:
+                events += self._head + self._tail()
+            events += DONE
+        return events
+
+    def _tail(self) -> bytes:
+        return b'],"usage":' + encode_json(usage(self._generation)) + b"}\n\n"
+
+
+def chunk_head(reply_id: str, kind: str, created: int, model: str) -> bytes:
+    """`data: {"id": ..., "choices":[`, to be followed by choices and a tail."""
+    body = encode_json({"id": reply_id, "object": kind, "created": created, "model": model})
+    return b"data: " + body[:-1] + b',"choices":['
