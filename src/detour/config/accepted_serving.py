@@ -14,7 +14,7 @@ SERVING: tuple[Accepted, ...] = (
         value="""
             --prefill-max-requests --max-num-partial-prefills
             --max-long-partial-prefills --long-prefill-token-threshold
-            --schedule-conservativeness --num-continuous-decode-steps
+             --num-continuous-decode-steps
             --scheduler-recv-interval --num-scheduler-steps
             --prefill-delayer-max-delay-passes
             --priority-scheduling-preemption-threshold --default-priority-value
@@ -71,10 +71,6 @@ SERVING: tuple[Accepted, ...] = (
         "every step's tokens are sent",
         quiet="1",
         value="--stream-interval",
-    ),
-    *rows(
-        "chat and completion streams send what is new; /generate sends all so far",
-        switch="--stream-output --incremental-streaming-output",
     ),
     *rows(
         "the prefix cache keeps a conversation's pages",

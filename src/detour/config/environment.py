@@ -31,6 +31,6 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
     )
 
 
-def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """What a process that we start gets: our own environment and `extra`."""
-    return {**os.environ, **extra}
+def child_environment() -> dict[str, str]:
+    """What a process that we start gets: our own environment."""
+    return dict(os.environ)

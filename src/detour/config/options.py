@@ -190,6 +190,13 @@ class Config:
         group="scheduling",
         sets={"--no-enable-prefix-caching": True, "--enable-prefix-caching": False},
     )
+    schedule_conservativeness: float = option(
+        1.0,
+        "--schedule-conservativeness",
+        "Scales the cache kept free for running sequences to grow; more = fewer preemptions.",
+        group="scheduling",
+        convert=float,
+    )
     request_timeout: float = option(
         0.0,
         "--request-timeout",
@@ -256,6 +263,12 @@ class Config:
         "Origins that browsers may call from: a JSON list, or names separated by commas.",
         group="server",
     )
+    incremental_stream: bool = option(
+        False,
+        "--incremental-streaming-output --stream-output",
+        "Chunks of a /generate stream hold the new text alone instead of all of it.",
+        group="server",
+    )
     ssl_keyfile: str = option("", "--ssl-keyfile", "Private key, for HTTPS.", group="server")
     ssl_certfile: str = option("", "--ssl-certfile", "Certificate, for HTTPS.", group="server")
     drain_timeout: float = option(
@@ -300,6 +313,21 @@ class Config:
         """The value of the field called `name`."""
         return vars(self)[name]
 
+    def public_values(self) -> dict[str, Any]:
+        """Every option by name, secrets hidden: for /server_info and `detour show config`."""
+        return {
+            name: "***" if value and OPTIONS[name].secret else value
+            for name, value in vars(self).items()
+        }
+
+    def wishes(self) -> dict[str, str]:
+        """Op -> the backend a flag asks for."""
+        return {
+            option.op: self.value(name)
+            for name, option in OPTIONS.items()
+            if option.op and self.value(name)
+        }
+
 
 OPTIONS: dict[str, Option] = {field.name: field.metadata["option"] for field in fields(Config)}
 DEFAULTS = {
@@ -317,6 +345,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("mem_fraction_static", 0.0, 1.0),
     ("max_prefill_tokens", 1, _MANY),
     ("page_size", 1, 4096),
+    ("schedule_conservativeness", 0.0, 1e3),
     ("request_timeout", 0.0, 1e9),
     ("threads", 0, 4096),
     ("port", 0, 65535),
