@@ -21,7 +21,7 @@ from detour.ops.op import Need, op
 class AttentionShape:
     """What a plan may want to know of the layers it will serve. `scale` multiplies q @ k."""
 
-    heads: int  # query heads; a multiple of kv_heads, query head h reads kv head h // (heads / kv_heads)
+    heads: int  # query heads; head h reads kv head h // (heads / kv_heads)
     kv_heads: int
     head_dim: int
     scale: float
@@ -80,9 +80,9 @@ def _inputs(device: torch.device) -> Iterator[tuple[Need, tuple[Any, ...]]]:
             for page_size in (1, 16):
                 batch = make_batch(rows, page_size, device, source)
                 pages = int(batch.page_table.max()) + 1
-                caches = torch.randn(
-                    2, pages, page_size, kv_heads, head_dim, generator=source
-                ).to(device, dtype)
+                caches = torch.randn(2, pages, page_size, kv_heads, head_dim, generator=source).to(
+                    device, dtype
+                )
                 tokens = len(batch.positions)
                 # Heads of a fused projection: the token stride is larger than what is read.
                 q = torch.randn(tokens, heads + 2 * kv_heads, head_dim, generator=source)
@@ -92,7 +92,6 @@ def _inputs(device: torch.device) -> Iterator[tuple[Need, tuple[Any, ...]]]:
                     "kv_heads": kv_heads,
                     "head_dim": head_dim,
                     "layout": layout,
-                    "page_size": page_size,
                 }
                 yield need, (batch, shape, q.to(device, dtype)[:, :heads], caches[0], caches[1])
 
@@ -133,9 +132,9 @@ def attention(plan: Any, q: Tensor, key_cache: Tensor, value_cache: Tensor) -> T
     key_cache, value_cache  [pages, page_size, kv_heads, head_dim] contiguous, layout grouped_query;
                             this step's keys and values are already written
 
-    Token t of row r sees cache positions [0, positions[t]] of the sequence. Cache positions beyond a
-    row's length hold anything, NaN included, and must not be able to reach the result.
-    Softmax in float32. A need is {"dtype", "heads", "kv_heads", "head_dim", "layout", "page_size"}.
+    Token t of row r sees cache positions [0, positions[t]] of the sequence. Cache positions beyond
+    a row's length hold anything, NaN included, and must not be able to reach the result.
+    Softmax in float32. A need is {"dtype", "heads", "kv_heads", "head_dim", "layout"}.
     """
     shape = plan.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -23,9 +23,9 @@ class PackedWeight:
     """A matrix [rows, columns] = [outputs, inputs].
 
     packing  dense             (weight,): [rows, columns] of a floating dtype
-             Q4_0, Q4_1, Q8_0  (blocks,): [rows, columns / 32 * group bytes] uint8, as GGUF lays them
-                               (ggml-common.h: float16 scale, for Q4_1 float16 minimum, then the
-                               quants; in four bits the low nibbles are columns 0..15 of a group)
+             Q4_0, Q4_1, Q8_0  (blocks,): [rows, columns / 32 * group bytes] uint8, as GGUF lays
+                               them (ggml-common.h: float16 scale, for Q4_1 float16 minimum, then
+                               the quants; low nibbles are columns 0..15 of a group)
 
     In every packing the first dimension of each tensor is the rows, so that rows can be cut and
     joined without unpacking.
@@ -42,7 +42,7 @@ def dense(weight: Tensor) -> PackedWeight:
 
 
 def unpack(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
-    """[rows, columns] of `dtype`: quants are expanded in float32 (q * scale + minimum), then cast."""
+    """[rows, columns] of `dtype`: quants expanded in float32 (q * scale + minimum), then cast."""
     (stored,) = weight.tensors
     if weight.packing == "dense":
         return stored.to(dtype)
@@ -83,12 +83,16 @@ def _inputs(device: torch.device) -> Iterator[tuple[Need, tuple[Any, ...]]]:
         for tokens, rows, columns in ((1, 96, 64), (7, 40, 128), (65, 200, 96))
     ]
     cases += [("dense", torch.bfloat16, tokens, 96, 64) for tokens in (1, 33)]
-    for number, (packing, dtype, tokens, rows, columns) in enumerate(cases):
+    cases += [("bfloat16", torch.float32, tokens, 96, 64) for tokens in (1, 33)]
+    for number, (stored, dtype, tokens, rows, columns) in enumerate(cases):
+        packing = "dense" if stored == "bfloat16" else stored
+        kept = {"dense": dtype, "bfloat16": torch.bfloat16}.get(stored, torch.uint8)
         weight = random_weight(packing, rows, columns, source)
-        cast = tuple(t.to(device, dtype if packing == "dense" else t.dtype) for t in weight.tensors)
+        cast = tuple(tensor.to(device, kept) for tensor in weight.tensors)
         bias = torch.randn(rows if number % 2 else 0, generator=source)
         x = torch.randn(tokens, columns, generator=source)
-        need = {"packing": packing, "dtype": dtype, "rows": rows, "columns": columns}
+        need = {"packing": packing, "dtype": dtype, "stored": kept}
+        need |= {"rows": rows, "columns": columns}
         yield (
             need,
             (
@@ -114,11 +118,12 @@ def keep(weight: PackedWeight) -> PackedWeight:
 def gemm(weight: PackedWeight, x: Tensor, bias: Tensor) -> Tensor:
     """x @ weight.T + bias -> [T, rows] of x's dtype.
 
-    plan(weight: PackedWeight) is called once, when the weight is loaded; it may rearrange the weight
-    for the backend. Its result is `weight` here.
+    plan(weight: PackedWeight) is called once, when the weight is loaded; it may rearrange the
+    weight for the backend. Its result is `weight` here.
     x     [T, columns] floating, rows contiguous (stride 1 along columns)
     bias  [rows] of x's dtype, or empty: none
 
-    A need is {"packing", "dtype" (x's), "rows", "columns"}.
+    A need is {"packing", "dtype" (x's), "stored" (a dense weight's dtype, else uint8), "rows",
+    "columns"}. A dense weight may be bfloat16 where x is float32: it is widened, exactly.
     """
     return functional.linear(x, unpack(weight, x.dtype), bias if len(bias) else None)

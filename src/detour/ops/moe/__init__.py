@@ -29,15 +29,15 @@ def _inputs(device: torch.device) -> Iterator[tuple[Need, tuple[Any, ...]]]:
     tolerance={torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3},
 )
 def moe(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-    """sum over a token's experts e of weight * down[e] @ (silu(gate[e] @ x) * (up[e] @ x)) -> [T, H].
+    """sum over a token's experts of weight * down @ (silu(gate @ x) * (up @ x)) -> [T, H].
 
     x        [T, H] floating
     gate_up  [E, 2 * I, H] of x's dtype: gate rows, then up rows
     down     [E, H, I] of x's dtype
     weights  [T, k] float32; experts [T, k] int64, distinct within a token
 
-    The sum is taken in float32 and cast to x's dtype at the end. The order in which a token's experts
-    are added is ascending expert number, so a token's result does not depend on the others.
+    The sum is taken in float32, in the order of expert numbers, and cast to x's dtype at the end,
+    so that a token's result does not depend on the others.
     """
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in experts.unique().tolist():

@@ -31,7 +31,7 @@ def _two(device: torch.device) -> Iterator[tuple[Need, tuple[Any, ...]]]:
 
 @op(__name__, inputs=_one, tolerance=TOLERANCE)
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension -> x's shape and dtype, contiguous.
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension -> as x, contiguous.
 
     x       [..., width] floating; its last dimension has stride 1
     weight  [width] of x's dtype

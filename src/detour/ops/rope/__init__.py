@@ -35,7 +35,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin  [T, rotated / 2] float32, rotated <= head_dim
 
     Dimension i < rotated / 2 pairs with i + rotated / 2; dimensions from `rotated` on pass through.
-    Computed in float32. A backend may rotate x in place and return it, so the caller uses x no more.
+    Computed in float32. A backend may rotate in place and return x: the caller uses x no more.
     """
     half = cos.shape[1]
     cos, sin = cos[:, None], sin[:, None]

@@ -39,13 +39,13 @@ def _inputs(device: torch.device) -> Iterator[tuple[Need, tuple[Any, ...]]]:
 
 @op(__name__, inputs=_inputs, tolerance={torch.float32: 1e-5})
 def routing(logits: Tensor, bias: Tensor, rule: RoutingRule) -> tuple[Tensor, Tensor]:
-    """(weights [T, top_k] float32, experts [T, top_k] int64) by falling score, lowest expert on a tie.
+    """(weights [T, top_k] float32, experts [T, top_k] int64), best first, the lower on a tie.
 
     logits  [T, experts] float32
     bias    [experts] float32 added to the scores for the choice alone, or empty: none
 
-    With groups (DeepSeek-V3, arXiv 2412.19437, section 2.1.2), a group's worth is the sum of its two
-    best biased scores. Weights are the unbiased scores.
+    With groups (DeepSeek-V3, arXiv 2412.19437, section 2.1.2), a group's worth is the sum of its
+    two best biased scores. Weights are the unbiased scores.
     """
     scores = logits.softmax(dim=-1) if rule.scoring == "softmax" else logits.sigmoid()
     choice = scores + bias if len(bias) else scores
