@@ -114,7 +114,7 @@ def open_model(config: Config, environment: Environment) -> Model:
 
 
 def model_path(config: Config, environment: Environment, name: str = "") -> Path:
-    """Where the model (or another that `name` gives) lies on this disk, fetched where it must be."""
+    """Where the model (or another that `name` gives) lies on this disk, fetched if it must be."""
     cache = Path(config.cache_dir).expanduser() if config.cache_dir else environment.cache_dir
     return resolve_model(
         name or config.model,

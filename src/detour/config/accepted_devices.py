@@ -155,14 +155,7 @@ DEVICES: tuple[Accepted, ...] = (
             --modelopt-checkpoint-restore-path --modelopt-checkpoint-save-path
             --modelopt-export-path --quantization-config
         """,
-        switch="--quantize-and-serve --enable-fp32-lm-head",
-    ),
-    *rows(
-        "the KV cache is kept in the type the model computes in: other cache types are not "
-        "here yet",
-        quiet="auto",
-        value="--kv-cache-dtype",
-        switch="--calculate-kv-scales",
+        switch="--calculate-kv-scales --quantize-and-serve --enable-fp32-lm-head",
     ),
     *rows(
         "models are Detour's own code; code from a checkpoint is never run",

@@ -26,6 +26,10 @@ _OTHER_FORMATS = (
     *("remote_instance", "fastsafetensors", "private", "runai_streamer", "runai_streamer_sharded"),
     *("tensorizer", "mistral"),
 )
+_OTHER_KV_TYPES = (
+    *("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla", "mxfp8", "nvfp4", "fp4_e2m1"),
+    *("fp4_mx_block16", "int8"),
+)
 _OTHER_DEVICES = ("xpu", "hpu", "npu", "musa", "tpu", "mps")
 _CACHE_AWARE = ("lpm", "it is the cache-aware order that is here")
 _NO_SUCH_ORDER = ("fcfs", "that order is not here yet")
@@ -73,6 +77,15 @@ class Config:
         group="model",
         choices=("auto", "bfloat16", "float16", "float32"),
         synonyms=_DTYPES,
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "--kv-cache-dtype",
+        "Type the KV cache is kept in; auto is the type the model computes in.",
+        group="model",
+        choices=("auto", "bfloat16", "float16", "float32"),
+        synonyms=_DTYPES,
+        stand_ins=dict.fromkeys(_OTHER_KV_TYPES, ("auto", "such a cache is not here yet")),
     )
     context_length: int = option(
         0,

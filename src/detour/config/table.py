@@ -31,7 +31,8 @@ def _served() -> Iterator[str]:
     for name, option in OPTIONS.items():
         if option.group != group:
             group = option.group
-            yield f"\n## {group[:1].upper()}{group[1:]}\n\n| flag | values | default | meaning |\n|---|---|---|---|"
+            yield f"\n## {group[:1].upper()}{group[1:]}\n"
+            yield "| flag | values | default | meaning |\n|---|---|---|---|"
         flags = ", ".join(f"`{flag}`" for flag in (*option.flags, *option.sets))
         yield f"| {flags} | {_values(option)} | {_default(name)} | {option.help} |"
 
@@ -39,7 +40,9 @@ def _served() -> Iterator[str]:
 def _values(option: Option) -> str:
     if option.switch:
         return ""
-    return ", ".join(option.choices) or option.convert.__name__.replace("_", " ").replace("str", "text")
+    return ", ".join(option.choices) or option.convert.__name__.replace("_", " ").replace(
+        "str", "text"
+    )
 
 
 def _default(name: str) -> str:
