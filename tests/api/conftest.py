@@ -12,7 +12,7 @@ import openai
 import pytest
 import uvicorn
 from detour.text.chat_template import ChatTemplate
-from fakes import ByteTokenizer, FakeEngine
+from fake_engine import ByteTokenizer, FakeEngine
 
 from detour.api.app import build_app
 from detour.api.settings import ApiSettings
@@ -75,9 +75,10 @@ def serve(engine: FakeEngine, **settings: Any) -> Iterator[Server]:
     port, loop = started.result(20)
     url = f"http://127.0.0.1:{port}"
     key = settings.get("api_key") or "none"
-    with httpx.Client(base_url=url, timeout=20) as http:
-        with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
-            yield Server(engine, url, http, client, loop)
+    http = httpx.Client(base_url=url, timeout=20)
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+    with http, client:
+        yield Server(engine, url, http, client, loop)
     server.should_exit = True
     thread.join(20)
     assert not thread.is_alive()

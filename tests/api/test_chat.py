@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fakes import EOS, logprob_of, says
+from fake_engine import EOS, logprob_of, says
 
 from detour.engine.request import unpack_ids
 

@@ -1,1 +1,1 @@
-"""HTTP in, HTTP out. Knows OpenAI's types and the Engine handle; knows no tensor and no scheduler."""
+"""HTTP in, HTTP out. Knows OpenAI's types and the Engine handle; no tensor, no scheduler."""

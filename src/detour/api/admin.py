@@ -1,5 +1,7 @@
-"""Health, models, what the server is and holds, and the control routes. Generates nothing, except for
-/health_generate, whose point that is."""
+"""Health, models, what the server is and holds, and the control routes.
+
+Generates nothing, except for /health_generate, whose point that is.
+"""
 
 import asyncio
 import time

@@ -34,7 +34,7 @@ _ROUTERS = (
 def build_app(
     engine: EngineHandle, tokenizer: Tokenizer, chat_template: ChatTemplate, settings: ApiSettings
 ) -> FastAPI:
-    """An ASGI app over a running (or starting) engine. It owns its tokenizer threads and no process."""
+    """An ASGI app over a running (or starting) engine. It owns tokenizer threads, no process."""
     front = Front(engine, tokenizer, chat_template, settings)
 
     @asynccontextmanager

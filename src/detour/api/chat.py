@@ -1,4 +1,4 @@
-"""/v1/chat/completions. Knows OpenAI's chat shapes; what runs is Front's and Generation's affair."""
+"""/v1/chat/completions. Knows OpenAI's chat shapes; what runs is Generation's affair."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def chat_router(front: Front) -> APIRouter:
         model = front.check_model(body.model)
         refuse_absent_features(vars(body))
         _refuse_tools(body)
-        envelope = front.envelope(http, body, body.rid or body.request_id)
+        envelope = front.envelope(http, body, body.request_id if body.rid is None else body.rid)
         params = sampling_params(
             body,
             front.settings.generation_defaults,

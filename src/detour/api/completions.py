@@ -33,12 +33,12 @@ def completions_router(front: Front) -> APIRouter:
 
     @router.post("/v1/completions", summary="Continue a text")
     async def completions(body: CompletionRequest, http: Request) -> Response:
-        """OpenAI's completions, streamed with `stream`. A list of prompts gives choices in order."""
+        """OpenAI's completions, streamed with `stream`. Choices stand in the prompts' order."""
         model = front.check_model(body.model)
         refuse_absent_features(vars(body))
         n = number_of_choices(body.n)
         _refuse_unserved(body, n)
-        envelope = front.envelope(http, body, body.rid or body.request_id)
+        envelope = front.envelope(http, body, body.request_id if body.rid is None else body.rid)
         logprobs = -1 if body.logprobs is None else body.logprobs
         params = sampling_params(
             body,
@@ -76,11 +76,8 @@ async def _prompts(front: Front, body: CompletionRequest) -> list[Prompt]:
     given = body.prompt
     if not given:
         raise BadRequest("prompt must not be empty.", param="prompt")
-    items: Sequence[str | list[int]]
-    if isinstance(given, str) or isinstance(given[0], int):
-        items = [given]  # type: ignore[list-item]
-    else:
-        items = given  # type: ignore[assignment]
+    is_one = isinstance(given, str) or isinstance(given[0], int)
+    items: Sequence[Any] = [given] if is_one else given
     if len(items) > MAX_PROMPTS:
         raise BadRequest(f"prompt takes at most {MAX_PROMPTS} prompts.", param="prompt")
     context_length = front.engine.ready.context_length

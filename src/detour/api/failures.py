@@ -20,8 +20,10 @@ RETRY_AFTER_SECONDS = 1
 
 def error_body(error: DetourError) -> dict[str, Any]:
     """{"error": {...}} as OpenAI has it, with SGLang's and vLLM's flat fields beside it."""
+    # What a client sent may stand in the sentence, half a surrogate pair too, which is no UTF-8.
+    message = error.message.encode("utf-8", "backslashreplace").decode()
     fields = {
-        "message": error.message,
+        "message": message,
         "type": error.type,
         "param": error.param or None,
         "code": error.code or None,

@@ -83,7 +83,9 @@ class Front:
         if seconds is None:
             seconds = self.settings.default_deadline
         elif not 0 < seconds < 1e9:
-            raise BadRequest(f"timeout must be a number of seconds above 0, got {seconds}.")
+            raise BadRequest(
+                f"timeout must be a number of seconds above 0, got {seconds}.", param="timeout"
+            )
         return Envelope(
             request_id=check_request_id(rid) if rid is not None else http.scope[REQUEST_ID],
             arrived=time.perf_counter(),

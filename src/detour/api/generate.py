@@ -79,7 +79,8 @@ def _check_count(count: int, param: str) -> None:
 
 
 def _want(front: Front, body: GenerateRequest, prompt: Prompt, place: int) -> Want:
-    fields = _of(body.sampling_params, place, "sampling_params") or NativeSampling()
+    fields = _of(body.sampling_params, place, "sampling_params")
+    fields = fields or NativeSampling.model_construct()
     refuse_absent_features(vars(fields))
     asked = bool(_of(body.return_logprob, place, "return_logprob"))
     top = _of(body.top_logprobs_num, place, "top_logprobs_num")

@@ -79,7 +79,8 @@ class Choice:
 
     @property
     def prompt_ids(self) -> list[int]:
-        return unpack_ids(self.request.prompt_ids).tolist()
+        ids: list[int] = unpack_ids(self.request.prompt_ids).tolist()
+        return ids
 
     @property
     def has_text(self) -> bool:
@@ -200,7 +201,7 @@ class Choice:
 
 
 class Generation:
-    """The choices of one client request. `on_change` is called when there may be something to say."""
+    """The choices of one client request. `on_change` is called when there may be news."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Log-probabilities in the shapes that the three routes reply with. Pure functions of what came back."""
+"""Log-probabilities in the shapes that the routes reply with: pure functions of what came back."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from detour.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Scored:
-    """One token with its log-probability (None: the first of a prompt) and the likeliest in its place."""
+    """One token, its log-probability (None: first of a prompt) and the likeliest in its place."""
 
     token: int
     logprob: float | None
@@ -95,7 +95,7 @@ def completion_logprobs(
 def native_logprobs(
     tokenizer: Tokenizer, scored: Iterable[Scored], with_text: bool
 ) -> tuple[list[Any], list[Any]]:
-    """SGLang's shape: [logprob, token id, text or null] for the tokens, and lists of it for the top."""
+    """SGLang's shape: [logprob, token id, text or null] for each token, lists of it for the top."""
 
     def entry(token: int, logprob: float | None) -> list[Any]:
         text = token_string(tokenizer.token_bytes(token)) if with_text else None

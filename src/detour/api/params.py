@@ -1,4 +1,4 @@
-"""From request fields to SamplingParams: defaults, spellings, and what is refused because it is not there.
+"""From request fields to SamplingParams: defaults, spellings, and what is refused as not there.
 
 Knows the schema and the sampling parameters; nothing of engines.
 """
@@ -46,7 +46,7 @@ _NOT_THERE = (
 
 
 def refuse_absent_features(fields: Mapping[str, Any]) -> None:
-    """Raises BadRequest for a field whose feature is not served, unless its value asks for nothing."""
+    """Raises BadRequest for a field whose feature is not served, unless it asks for nothing."""
     for name in _NOT_THERE:
         value = fields.get(name)
         asks = any(value) if isinstance(value, list) else bool(value)
@@ -70,13 +70,13 @@ def sampling_params(
 ) -> SamplingParams:
     """What the fields ask, with `defaults` (generation_config.json) where they are silent.
 
-    max_tokens is left for the caller, who knows the prompt. Raises BadRequest for a field that cannot
-    be understood; ranges are checked by SamplingParams.check.
+    max_tokens is left for the caller, who knows the prompt. Raises BadRequest for a field that
+    cannot be understood; ranges are checked by SamplingParams.check.
     """
     sent = {name: value for name, value in vars(fields).items() if value is not None}
-    values = {name: sent.get(name, defaults.get(name)) for name in _DEFAULTED}
-    values.update((name, sent.get(name)) for name in _PLAIN)
-    values = {name: value for name, value in values.items() if value is not None}
+    asked = {name: sent.get(name, defaults.get(name)) for name in _DEFAULTED}
+    asked.update((name, sent.get(name)) for name in _PLAIN)
+    values: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if values.get("top_k") == -1:
         values["top_k"] = 0
     stop = sent.get("stop", ())
@@ -95,7 +95,7 @@ def sampling_params(
 
 
 def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
-    """The same request's params for its choice number `choice`: its own noise, the first one's as sent."""
+    """The params for a request's choice number `choice`: own noise; the first one's as sent."""
     if choice == 0:
         return params
     return msgspec.structs.replace(params, seed=(params.seed + choice * _SEED_STRIDE) & MAX_SEED)

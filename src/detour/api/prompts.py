@@ -1,7 +1,7 @@
 """From what a client sends to prompt token ids, without stalling the streams of others.
 
-A long text is encoded on a thread (tokenizers gives up the interpreter lock while it works); a short
-one costs less than the hand-over and is encoded in place.
+A long text is encoded on a thread (tokenizers gives up the interpreter lock while it works); a
+short one costs less than the hand-over and is encoded in place.
 """
 
 import asyncio

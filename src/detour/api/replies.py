@@ -41,8 +41,8 @@ def error_event(error: DetourError) -> bytes:
 class OpenAIStream:
     """The Source of both OpenAI routes: a choice's chunks by `write_choice`, usage, [DONE].
 
-    `head` is the part of every chunk before "choices"; `write_choice` gives the events of one choice
-    for all that is new (b"" for nothing), with `tail` in place of the chunk's end.
+    `head` is every chunk's part before the choices; `write_choice` gives the events of one choice
+    for all that is new (b"" for nothing), each ended by the `tail` it is given.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What clients may send: the bodies of OpenAI's chat and completions routes, and the field's extensions.
+"""What clients may send: OpenAI's and SGLang's bodies, with the extensions of the field.
 
 Types are strict (a number sent as a string is an error that names the field); ranges are checked by
 SamplingParams, whoever sends them; unknown fields are ignored; null means "not sent".
@@ -29,8 +29,7 @@ class RequestFields(Body):
     """Fields that /v1/chat/completions and /v1/completions share."""
 
     model: Text = Field(
-        None,
-        description="A served model name, the model's path, or `default`. Not sent: the model.",
+        None, description="A served model name, the model's path, or `default` (as if not sent)."
     )
     temperature: Number = Field(None, description="0 = greedy. Not sent: the model's default.")
     top_p: Number = Field(
@@ -41,20 +40,24 @@ class RequestFields(Body):
         None, description="Drop tokens less likely than this share of the likeliest one."
     )
     frequency_penalty: Number = Field(
-        None, description="-2 to 2: lower a token's logit by this for each time it was generated."
+        default=None,
+        description="-2 to 2: lower a token's logit by this for each time it was generated.",
     )
     presence_penalty: Number = Field(
         None, description="-2 to 2: lower a token's logit by this if it was generated."
     )
     repetition_penalty: Number = Field(
-        None, description="Divide (or multiply) logits of tokens seen in prompt or answer by this."
+        default=None,
+        description="Divide (or multiply) logits of tokens seen in prompt or answer by this.",
     )
     logit_bias: dict[str, float] | None = Field(
-        None, description="Token id (as a string) to a number from -100 to 100 added to its logit."
+        default=None,
+        description="Token id (as a string) to a number from -100 to 100 added to its logit.",
     )
     n: Int = Field(None, description="Number of choices; they share the prompt's KV cache.")
     seed: Int = Field(
-        None, description="The same request and seed give the same tokens. Not sent or -1: random."
+        default=None,
+        description="The same request and seed give the same tokens. Not sent or -1: random.",
     )
     max_tokens: Int = Field(None, description="Most tokens to generate.")
     min_tokens: Int = Field(None, description="No end of text before this many tokens.")
@@ -124,9 +127,7 @@ class ChatRequest(RequestFields):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Further variables for the chat template, as `enable_thinking`."
     )
-    reasoning_effort: Text = Field(
-        None, description='Handed to the template; "none" = no thinking.'
-    )
+    reasoning_effort: Text = Field(None, description='For the template; "none" = no thinking.')
     tools: list[dict[str, Any]] | None = Field(None, description="Not served yet.")
     tool_choice: str | dict[str, Any] | None = Field(None, description='Only "none" is served yet.')
     parallel_tool_calls: Flag = Field(None, description="Says something of tools only.")
@@ -140,7 +141,8 @@ class CompletionRequest(RequestFields):
         description="Text, token ids, or a list of either (one or more choices each)."
     )
     logprobs: Int = Field(
-        None, description="Add the log-probabilities of the tokens and of the k (0-20) likeliest."
+        default=None,
+        description="Add the log-probabilities of the tokens and of the k (0-20) likeliest.",
     )
     echo: Flag = Field(None, description="Begin the text (and logprobs) with the prompt.")
     best_of: Int = Field(None, description="Must equal `n`.")
@@ -195,7 +197,8 @@ class GenerateRequest(Body):
         None, description="Add log-probabilities to `meta_info`."
     )
     logprob_start_len: int | list[int] | None = Field(
-        None, description="Prompt position from which log-probabilities are given; -1 = none."
+        default=None,
+        description="Prompt position from which log-probabilities are given; -1 = none.",
     )
     top_logprobs_num: int | list[int] | None = Field(
         None, description="With `return_logprob`: also the k (0-20) likeliest."
@@ -241,4 +244,4 @@ class DetokenizeRequest(Body):
 
 class AbortRequest(Body):
     rid: Annotated[str, Field(description="The id that the request was sent with.")] = ""
-    abort_all: bool = Field(False, description="End every open request.")
+    abort_all: bool = Field(default=False, description="End every open request.")

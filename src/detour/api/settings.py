@@ -7,12 +7,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ApiSettings:
-    """The engine's own facts (context length, vocabulary) come from `engine.ready`, not from here."""
+    """The engine's own facts (context length, vocabulary) come from `engine.ready` instead."""
 
     model_path: str  # what the user asked for; accepted as a model name too
-    served_model_names: tuple[
-        str, ...
-    ] = ()  # empty = the model path; the first is what replies say
+    served_model_names: tuple[str, ...] = ()  # empty = the path; replies say the first
     tokenizer_path: str = ""  # "" = the model path
     api_key: str = ""  # "" = open to all
     admin_api_key: str = ""  # "" = control routes take the api_key

@@ -1,9 +1,9 @@
-"""Server-sent events, written from where the tokens arrive. Knows ASGI; nothing of what an event says.
+"""Server-sent events, written from where the tokens arrive. Knows ASGI, not what an event says.
 
-A stream costs one task for its whole life, which waits for the client to go away. Chunks are written
-by `wake`, a plain call: the ASGI `send` coroutine is run up to its first wait. While the client does
-not read, `send` waits (the server's flow control), nothing is written and what arrives is gathered by
-the source into one later, larger chunk; so a slow client costs its text and no more.
+A stream costs one task for its whole life, which waits for the client to go away. Chunks are
+written by `wake`, a plain call: the ASGI `send` coroutine is run up to its first wait. While the
+client does not read, `send` waits (the server's flow control), nothing is written and what arrives
+is gathered by the source into one later, larger chunk; so a slow client costs its text, no more.
 """
 
 import asyncio
@@ -95,15 +95,9 @@ class EventStream(Response):
                 "status": head.status_code,
                 "headers": head.raw_headers,
             }
-            self._write(self._send_both(start, _chunk(body, last)), last)
+            self._write(_send_both(self._send, start, _chunk(body, last)), last)
         else:
             self._write(self._send(_chunk(body, last)), last)
-
-    async def _send_both(self, start: Message, chunk: Message) -> None:
-        send = self._send
-        assert send is not None
-        await send(start)
-        await send(chunk)
 
     def _write(self, sending: Any, last: bool) -> None:
         if last:
@@ -143,6 +137,11 @@ class _Rest:
                 wait = self._coroutine.send(None)
             except StopIteration:
                 return
+
+
+async def _send_both(send: Send, start: Message, chunk: Message) -> None:
+    await send(start)
+    await send(chunk)
 
 
 def _chunk(body: bytes, last: bool) -> Message:

@@ -35,7 +35,7 @@ def tokens_router(front: Front) -> APIRouter:
         skip = body.skip_special_tokens is not False
         text: Any
         if body.tokens and isinstance(body.tokens[0], list):
-            text = [await front.prompts.decode(row, skip) for row in body.tokens]  # type: ignore[arg-type]
+            text = [await front.prompts.decode(row, skip) for row in body.tokens]
         else:
             text = await front.prompts.decode(body.tokens, skip)  # type: ignore[arg-type]
         return json_reply({"text": text, "prompt": text})
