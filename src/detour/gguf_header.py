@@ -24,7 +24,19 @@ MAX_RANK = 4
 
 _UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
 # GGUF's number of a scalar type -> struct and array codes
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 
 
 @dataclass(frozen=True)
@@ -138,7 +150,7 @@ def _read(cursor: _Cursor) -> GgufHeader:
     if version not in VERSIONS:
         big_endian = version & 0xFFFF == 0
         kind = "big-endian" if big_endian else f"of version {version}"
-        raise CheckpointError(f"{path} is a GGUF {kind}; versions 2 and 3, little-endian, are supported.")
+        raise CheckpointError(f"{path} is a GGUF {kind}; supported are 2 and 3, little-endian.")
     tensor_count, value_count = cursor.scalar("Q"), cursor.scalar("Q")
     metadata: dict[str, Any] = {}
     for _ in range(value_count):
@@ -149,9 +161,7 @@ def _read(cursor: _Cursor) -> GgufHeader:
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise CheckpointError(f"{path}: general.alignment is {alignment!r}, not a power of two.")
     start = -(-cursor.at // alignment) * alignment
-    tensors = {
-        t.name: GgufTensor(t.name, t.shape, t.kind, start + t.offset) for t in found
-    }
+    tensors = {t.name: GgufTensor(t.name, t.shape, t.kind, start + t.offset) for t in found}
     if len(tensors) != len(found):
         raise CheckpointError(f"{path} names a tensor twice.")
     return GgufHeader(path, metadata, tensors, len(cursor.data))
@@ -169,13 +179,19 @@ def _tensor(cursor: _Cursor) -> GgufTensor:
 
 # Ends of a turn that files often carry only as a token, not as a metadata field.
 _TURN_ENDS = (
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|user|>",
-)  # fmt: skip
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|eom_id|>",
+    "<|user|>",
+)
 _CONTROL = 3  # tokenizer.ggml.token_type of a token that is never text
 
 
 def end_of_text_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """The tokens that end a text: end of text first, then end of turn, then other well-known ends."""
+    """The tokens that end a text: its own end first, then end of turn, then well-known ends."""
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     found = [metadata.get(f"tokenizer.ggml.{key}") for key in keys]
     tokens = metadata.get("tokenizer.ggml.tokens", [])

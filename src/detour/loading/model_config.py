@@ -25,13 +25,14 @@ _GGUF_SAMPLING = {
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
-def read_model_config(path: Path, overrides: Mapping[str, Any] = {}) -> dict[str, Any]:  # noqa: B006
+def read_model_config(path: Path, overrides: Mapping[str, Any] = {}) -> dict[str, Any]:
     """The configuration of a model folder (config.json) or of a `.gguf` file.
 
     overrides: merged into it first, nested dicts recursively (`--json-model-override-args`).
 
-    In the result `rope_parameters` always holds `rope_type` and `rope_theta` (and what else the type
-    takes), `dtype` is a string ("" = not said), `num_key_value_heads` and `head_dim` are present.
+    In the result `rope_parameters` always holds `rope_type` and `rope_theta` (and what else the
+    type takes), `dtype` is a string ("" = not said), `num_key_value_heads` and `head_dim` are
+    present.
 
     Raises CheckpointError naming the file and what is missing or invalid in it.
     """
@@ -146,7 +147,7 @@ def read_generation_defaults(path: Path) -> dict[str, float]:
 
 
 def eos_ids(path: Path) -> tuple[int, ...]:
-    """The tokens that end a text: generation_config.json's, else config.json's, else the GGUF's own."""
+    """The tokens that end a text, by generation_config.json, else config.json, or the GGUF."""
     if path.suffix == ".gguf":
         return end_of_text_ids(read_gguf_header(path).metadata)
     for name in ("generation_config.json", "config.json"):
@@ -156,6 +157,8 @@ def eos_ids(path: Path) -> tuple[int, ...]:
             continue
         ids = given if isinstance(given, list) else [given]
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-            raise CheckpointError(f"{file}: eos_token_id must be a number or a list, got {given!r}.")
+            raise CheckpointError(
+                f"{file}: eos_token_id must be a number or a list, got {given!r}."
+            )
         return tuple(ids)
     return ()

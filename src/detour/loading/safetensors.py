@@ -121,7 +121,9 @@ class SafetensorsSource:
         step = max(1, CHUNK_BYTES // max(1, flat * stored.itemsize))
         for at in range(start, stop, step):
             end = min(at + step, stop)
-            part = _read_span(entry, name, at * flat, end * flat, stored).reshape(end - at, *shape[1:])
+            part = _read_span(entry, name, at * flat, end * flat, stored).reshape(
+                end - at, *shape[1:]
+            )
             out[at - start : end - start] = part[:, columns] if len(shape) > 1 else part
         return out
 
@@ -139,7 +141,9 @@ def _read_span(entry: Entry, name: str, start: int, stop: int, dtype: torch.dtyp
             while view:  # one read returns at most 2 GiB
                 count = file.readinto(view)
                 if not count:
-                    raise CheckpointError(f"{entry.path} is truncated: it ends inside tensor {name}.")
+                    raise CheckpointError(
+                        f"{entry.path} is truncated: it ends inside tensor {name}."
+                    )
                 view = view[count:]
     except OSError as error:
         raise CheckpointError(f"{entry.path} cannot be read: {error.strerror}.") from error
@@ -154,8 +158,8 @@ def read_header(path: Path) -> dict[str, Entry]:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > MAX_HEADER or 8 + length > size:
                 raise CheckpointError(
-                    f"{path} is truncated or no safetensors file: its header of {length} bytes does "
-                    f"not fit into its {size} bytes."
+                    f"{path} is truncated or no safetensors file: its header of {length} bytes "
+                    f"does not fit into its {size} bytes."
                 )
             header = json.loads(file.read(length))
     except OSError as error:
@@ -169,8 +173,8 @@ def read_header(path: Path) -> dict[str, Entry]:
     for name, entry in entries.items():
         if entry.offset + entry.nbytes > size:
             raise CheckpointError(
-                f"{path} is truncated: tensor {name} ends at byte {entry.offset + entry.nbytes}, the "
-                f"file at {size}."
+                f"{path} is truncated: tensor {name} ends at byte {entry.offset + entry.nbytes}, "
+                f"the file at {size}."
             )
     return entries
 

@@ -38,7 +38,7 @@ class TensorSource(Protocol):
 
 
 def expect_shape(tensor: torch.Tensor, shape: Sequence[int], name: str, path: Path) -> torch.Tensor:
-    """The tensor itself if it has this shape, else CheckpointError naming tensor and both shapes."""
+    """The tensor if it has this shape, else CheckpointError naming it and both shapes."""
     if tuple(tensor.shape) != tuple(shape):
         raise CheckpointError(
             f"{path}: tensor {name} has shape {list(tensor.shape)}, but the configuration asks for "
