@@ -164,7 +164,8 @@ def admin_router(front: Front) -> APIRouter:
     async def get_load() -> Response:
         return json_reply([_load(await front.engine.stats(), front.engine.ready.page_size)])
 
-    @router.api_route("/flush_cache", methods=["GET", "POST"], summary="Forget cached prefixes")
+    @router.get("/flush_cache", summary="Forget cached prefixes")
+    @router.post("/flush_cache", summary="Forget cached prefixes")
     @router.post("/reset_prefix_cache", summary="As /flush_cache (vLLM's name)")
     async def flush_cache() -> Response:
         """Prefixes that running requests use stay; the reply says so."""

@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from detour.api.failures import error_response
 from detour.api.generation import Choice, Generation
 from detour.api.guard import REQUEST_ID, check_request_id
-from detour.api.params import choice_params
+from detour.api.params import check_text, choice_params
 from detour.api.prompts import Prompt, Prompts, over_context
 from detour.api.settings import ApiSettings
 from detour.api.sse import EventStream, Source
@@ -90,7 +90,7 @@ class Front:
             request_id=check_request_id(rid) if rid is not None else http.scope[REQUEST_ID],
             arrived=time.perf_counter(),
             priority=fields.priority or 0,
-            cache_salt=fields.cache_salt or fields.extra_key or "",
+            cache_salt=check_text(fields.cache_salt or fields.extra_key or "", "cache_salt"),
             deadline=time.time() + seconds if seconds else 0.0,
         )
 

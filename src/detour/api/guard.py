@@ -108,7 +108,7 @@ def _request_id(headers: Headers) -> str:
 
 def check_request_id(rid: str) -> str:
     """A `rid` from a body. Raises BadRequest."""
-    if not rid or len(rid) > MAX_REQUEST_ID or not rid.isprintable():
+    if not rid or len(rid) > MAX_REQUEST_ID or not rid.isprintable():  # no surrogate is
         raise BadRequest(f"rid must be 1 to {MAX_REQUEST_ID} printable characters.", param="rid")
     return rid
 

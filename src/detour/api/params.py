@@ -80,18 +80,28 @@ def sampling_params(
     if values.get("top_k") == -1:
         values["top_k"] = 0
     stop = sent.get("stop", ())
+    stops = (stop,) if isinstance(stop, str) else stop
     keeps_stop = sent.get("include_stop_str_in_output", sent.get("no_stop_trim", False))
     return SamplingParams(
         min_tokens=sent.get("min_tokens", sent.get("min_new_tokens", 0)),
         logit_bias=_logit_bias(sent.get("logit_bias", {})),
         seed=_seed(sent.get("seed", sent.get("sampling_seed", -1))),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop=tuple(check_text(text, "stop") for text in stops),
         stop_token_ids=tuple(sent.get("stop_token_ids", ())),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         include_stop_str_in_output=keeps_stop,
         **values,
     )
+
+
+def check_text(text: str, param: str) -> str:
+    """The text, which must be able to travel. Raises BadRequest for half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadRequest(f"{param} is not valid Unicode.", param=param) from None
+    return text
 
 
 def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
