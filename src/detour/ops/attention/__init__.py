@@ -59,10 +59,21 @@ def make_batch(
     )
 
 
+def _written(batch: Batch, pages: int) -> Tensor:
+    """[pages, page_size] bool: places that some sequence has reached."""
+    written = torch.zeros(pages, batch.page_size, dtype=torch.bool, device=batch.positions.device)
+    for row, length in enumerate(batch.lengths.tolist()):
+        place = torch.arange(length, device=written.device)
+        pages_there = batch.page_table[row].long()[place // batch.page_size]
+        written[pages_there, place % batch.page_size] = True
+    return written
+
+
 MIXES = (
     [(0, 1)],
     [(37, 1), (0, 5), (130, 1), (16, 17), (3, 2), (63, 1), (64, 1)],
     [(0, 70), (200, 40)],
+    [(0, 5), (90, 2), (7, 16)],
     [(number * 7 % 90, 1) for number in range(33)],
 )
 
@@ -83,6 +94,7 @@ def _inputs(device: torch.device) -> Iterator[tuple[Need, tuple[Any, ...]]]:
                 caches = torch.randn(2, pages, page_size, kv_heads, head_dim, generator=source).to(
                     device, dtype
                 )
+                caches = torch.where(_written(batch, pages)[..., None, None], caches, torch.nan)
                 tokens = len(batch.positions)
                 # Heads of a fused projection: the token stride is larger than what is read.
                 q = torch.randn(tokens, heads + 2 * kv_heads, head_dim, generator=source)
