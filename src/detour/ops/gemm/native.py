@@ -76,9 +76,10 @@ def _quantised(weight: PackedWeight) -> list[Tensor]:
     else:
         least = -8 * scale  # exact: a power of two, and float16's range ends far above it
     nibbles = blocks[..., GROUP_BYTES[weight.packing] - 16 :]
-    quants = torch.cat([nibbles & 15, nibbles >> 4], dim=3).transpose(2, 3)
-    pairs = quants[:, :, 0::2] | quants[:, :, 1::2] << 4  # two inputs a byte: low nibble first
-    return [scale, least, pairs]
+    quants = torch.cat([nibbles & 15, nibbles >> 4], dim=3)  # [panels, groups, 16, 32]
+    pairs = quants[..., 0::2] | quants[..., 1::2] << 4  # two inputs a byte: low nibble first
+    lanes = pairs.unflatten(3, (4, 4)).transpose(2, 3)  # four bytes, eight inputs, of every output
+    return [scale, least, lanes]
 
 
 @gemm.backend("native", reasons=_reasons, plan=_plan, rank=2)
