@@ -5,7 +5,6 @@ step reads as few bytes as the checkpoint has. Each output is one ascending chai
 whatever the number of rows: a request's numbers are the same alone and among others, bit for bit.
 """
 
-import ctypes
 from dataclasses import dataclass
 
 import torch
@@ -78,7 +77,8 @@ def _quantised(weight: PackedWeight) -> list[Tensor]:
     nibbles = blocks[..., GROUP_BYTES[weight.packing] - 16 :]
     quants = torch.cat([nibbles & 15, nibbles >> 4], dim=3)  # [panels, groups, 16, 32]
     pairs = quants[..., 0::2] | quants[..., 1::2] << 4  # two inputs a byte: low nibble first
-    lanes = pairs.unflatten(3, (4, 4)).transpose(2, 3)  # four bytes, eight inputs, of every output
+    # Four bytes, eight inputs, of every output lie together.
+    lanes = pairs.view(*pairs.shape[:3], 4, 4).transpose(2, 3)
     return [scale, least, lanes]
 
 
@@ -87,17 +87,17 @@ def gemm_native(weight: Panels, x: Tensor, bias: Tensor) -> Tensor:
     if x.stride(1) != 1:
         x = x.contiguous()
     out = x.new_empty(len(x), weight.rows)
-    native.library().detour_gemm(
-        ctypes.c_void_p(x.data_ptr()),
-        ctypes.c_int64(len(x)),
-        ctypes.c_int64(weight.columns),
-        ctypes.c_int64(x.stride(0)),
-        ctypes.c_int(weight.kind),
-        ctypes.c_void_p(weight.data.data_ptr()),
-        ctypes.c_int64(weight.rows),
-        ctypes.c_void_p(bias.data_ptr() if len(bias) else None),
-        ctypes.c_void_p(out.data_ptr()),
-        ctypes.c_int64(weight.rows),
-        ctypes.c_int(torch.get_num_threads()),
+    native.function("detour_gemm", "pnnnipnppni")(
+        x.data_ptr(),
+        len(x),
+        weight.columns,
+        x.stride(0),
+        weight.kind,
+        weight.data.data_ptr(),
+        weight.rows,
+        bias.data_ptr() if len(bias) else None,
+        out.data_ptr(),
+        weight.rows,
+        torch.get_num_threads(),
     )
     return out

@@ -12,8 +12,10 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from detour.ops.device import Device
 
@@ -51,7 +53,7 @@ def library() -> ctypes.CDLL:
     """
     sources = sorted(SOURCES.glob("*.cpp"))
     key = hashlib.sha256(
-        b"".join(source.read_bytes() for source in sources)
+        b"".join(source.read_bytes() for source in (*sources, *sorted(SOURCES.glob("*.h"))))
         + " ".join((compiler(), *FLAGS, _processor())).encode()
     ).hexdigest()[:16]
     target = FOLDER / f"kernels-{key}.so"
@@ -66,6 +68,26 @@ def library() -> ctypes.CDLL:
                 raise OSError(f"{compiler()}: {last}")
             os.replace(made, target)  # whole or not at all, whoever else is building it
     return ctypes.CDLL(str(target))
+
+
+@cache
+def function(name: str, signature: str) -> Callable[..., None]:
+    """A function of the library. One letter an argument: p pointer (int), n int64, i int, f float.
+
+    Declared types let ctypes take plain numbers: a call costs about a microsecond.
+    """
+    found = library()[name]
+    found.argtypes = [_TYPES[letter] for letter in signature]
+    found.restype = None
+    return found
+
+
+_TYPES: dict[str, Any] = {
+    "p": ctypes.c_void_p,
+    "n": ctypes.c_int64,
+    "i": ctypes.c_int,
+    "f": ctypes.c_float,
+}
 
 
 def _processor() -> str:

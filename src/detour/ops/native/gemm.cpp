@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#include <immintrin.h>
 #include <omp.h>
+#include "vector.h"
 
 namespace {
 
@@ -20,8 +20,6 @@ constexpr int KC = 256;     // inputs whose weights are expanded at a time: 16 K
 constexpr int MC = 96;      // rows that share expanded weights; their x stays in the second level
 
 enum Kind : int { F32 = 0, BF16 = 1, Q8_0 = 2, Q4_1 = 3 };
-
-typedef __m256 f8;
 
 inline int64_t panel_bytes(int kind, int64_t K) {
   switch (kind) {

@@ -1,0 +1,33 @@
+"""The write to a float32 cache on a CPU in C++."""
+
+import torch
+from torch import Tensor
+
+from detour.ops import native
+from detour.ops.device import Device
+from detour.ops.kv_write import kv_write
+from detour.ops.op import Need
+
+
+def _reasons(device: Device, need: Need) -> list[str]:
+    if need["dtype"] is not torch.float32 or need["layout"].dtype is not torch.float32:
+        return ["it writes float32 to float32 alone"]
+    return native.reasons(device)
+
+
+@kv_write.backend("native", reasons=_reasons, rank=2)
+def kv_write_native(
+    keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, write_slots: Tensor
+) -> None:
+    native.function("detour_kv_write", "pnpnpnnppi")(
+        keys.data_ptr(),
+        keys.stride(0),
+        values.data_ptr(),
+        values.stride(0),
+        write_slots.data_ptr(),
+        len(keys),
+        keys.shape[1] * keys.shape[2],
+        key_cache.data_ptr(),
+        value_cache.data_ptr(),
+        torch.get_num_threads(),
+    )

@@ -1,0 +1,31 @@
+"""Rotation in place on a CPU in C++, float32."""
+
+import torch
+from torch import Tensor
+
+from detour.ops import native
+from detour.ops.device import Device
+from detour.ops.op import Need
+from detour.ops.rope import rope
+
+
+def _reasons(device: Device, need: Need) -> list[str]:
+    if need["dtype"] is not torch.float32:
+        return ["it computes in float32 alone"]
+    return native.reasons(device)
+
+
+@rope.backend("native", reasons=_reasons, rank=2)
+def rope_native(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    native.function("detour_rope", "pnnnnppni")(
+        x.data_ptr(),
+        x.shape[0],
+        x.shape[1],
+        x.shape[2],
+        x.stride(0),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        cos.shape[1],
+        torch.get_num_threads(),
+    )
+    return x
