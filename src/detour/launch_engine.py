@@ -1,0 +1,131 @@
+"""The engine process: the composition root of all behind the channel, and what loads torch.
+
+Started by the front with its settings on standard input; ends with the front, however that ends.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from detour import logs
+from detour.config.options import Config
+from detour.config.start import unpack_start
+from detour.engine.channel import EngineChannel, Failed
+from detour.engine.loop import EngineLoop
+from detour.engine.scheduler import Scheduler, SchedulerSettings
+from detour.engine.supervisor import REFUSED_TO_START
+from detour.errors import DetourError
+from detour.worker.build import choose_device
+from detour.worker.executors import LocalExecutor
+from detour.worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is taken for the device where the flags leave it open."""
+
+    sequences: int
+    chunk: int  # tokens
+    memory: float  # share
+
+
+# On a CPU a step of 512 tokens of a small model takes about as long as a reader notices.
+ON_CPU = Chosen(sequences=64, chunk=512, memory=0.5)
+ON_GPU = Chosen(sequences=256, chunk=8192, memory=0.88)
+
+
+def main() -> int:
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of us; the front decides
+    start = unpack_start(read_line(sys.stdin.fileno()))
+    threading.Thread(target=end_with_input, daemon=True).start()
+    logs.set_up(start.config.log_level, "engine")
+    channel = EngineChannel(start.to_engine, start.to_front)
+    try:
+        executor, scheduler = build(start.config, Path(start.model_path), start.seed)
+    except DetourError as error:
+        channel.send(Failed(error.message))
+        channel.close()
+        return REFUSED_TO_START
+    try:
+        EngineLoop(scheduler, executor, channel, executor.facts).run()
+    finally:
+        executor.close()
+        channel.close()
+    return 0
+
+
+def build(config: Config, model: Path, seed: int) -> tuple[LocalExecutor, Scheduler]:
+    """The engine's two halves. Raises CheckpointError and ConfigError.
+
+    model: a folder or .gguf file; seed: of dummy weights.
+    """
+    chosen = ON_GPU if choose_device(config.device).is_cuda else ON_CPU
+    slots = config.max_running_requests or chosen.sequences
+    chunk = config.chunked_prefill_size or chosen.chunk
+    executor = LocalExecutor(
+        WorkerSettings(
+            model=model,
+            device=config.device,
+            dtype=config.dtype,
+            kv_dtype=config.kv_cache_dtype,
+            load_format=config.load_format,
+            overrides=config.model_overrides,
+            context_length=config.context_length,
+            page_size=config.page_size,
+            max_slots=slots,
+            # Prompts may fill the chunk while every sequence decodes.
+            max_step_tokens=slots + (chunk if chunk > 0 else config.max_prefill_tokens),
+            max_total_tokens=config.max_total_tokens,
+            memory_fraction=config.mem_fraction_static or chosen.memory,
+            threads=config.threads,
+            backends=config.wishes(),
+            strict_backends=config.strict_backends,
+            seed=seed,
+        )
+    )
+    settings = SchedulerSettings(
+        chunk=chunk,
+        max_prefill_tokens=config.max_prefill_tokens,
+        policy="lpm" if config.schedule_policy == "lpm" else "fcfs",
+        share_prefixes=not config.disable_radix_cache,
+        conservativeness=config.schedule_conservativeness,
+    )
+    return executor, Scheduler(executor.geometry, settings)
+
+
+def end_with_parent() -> None:
+    """Linux ends this process when the front dies, even while it is deep in a kernel."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def read_line(descriptor: int) -> bytes:
+    """Up to a line's end, unbuffered: what follows is for end_with_input."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        piece = os.read(descriptor, 1 << 16)
+        if not piece:
+            break
+        line += piece
+    return bytes(line)
+
+
+def end_with_input() -> None:
+    """The front holds our standard input open; its end means that the front is gone."""
+    while os.read(sys.stdin.fileno(), 1 << 16):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
