@@ -7,7 +7,7 @@ lone byte.
 
 import json
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -24,7 +24,10 @@ def decoding_rule(tokenizer: tokenizers.Tokenizer, name: str) -> DecodingRule:
 
     Raises CheckpointError for a decoder whose text is more than its tokens' bytes in a row.
     """
-    state = json.loads(tokenizer.to_str())["decoder"] or {"type": "none"}
+    decoder = tokenizer.decoder  # its state is what tokenizer.json says of it
+    state: dict[str, Any] = {"type": "none"}
+    if decoder is not None:
+        state = json.loads(decoder.__getstate__())
     steps = state["decoders"] if state["type"] == "Sequence" else [state]
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
