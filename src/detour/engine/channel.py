@@ -4,11 +4,15 @@ Both directions are one-way streams (PUSH/PULL); an answer carries no id because
 question is asked by one place at a time.
 """
 
+import logging
+
 import msgspec
 import zmq
 import zmq.asyncio
 
 from detour.engine.request import Request, TokenEvents
+
+log = logging.getLogger(__name__)
 
 # --- front to engine
 
@@ -116,14 +120,15 @@ class EngineChannel:
         self._encoder = msgspec.msgpack.Encoder()
 
     def receive(self) -> list[ToEngine]:
-        """All messages that have arrived, without waiting. Raises msgspec.DecodeError."""
+        """All messages that have arrived, without waiting. One that is none of ours is dropped."""
         messages: list[ToEngine] = []
         while True:
             try:
-                packed = self._inbox.recv(zmq.NOBLOCK)
+                messages.append(self._decoder.decode(self._inbox.recv(zmq.NOBLOCK)))
             except zmq.Again:
                 return messages
-            messages.append(self._decoder.decode(packed))
+            except msgspec.DecodeError as error:
+                log.error("a message from the front was not understood: %s", error)
 
     def wait(self, seconds: float) -> bool:
         """Sleep until a message has arrived (true) or `seconds` have passed."""

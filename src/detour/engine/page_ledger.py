@@ -28,7 +28,7 @@ class PageLedger:
         self._share = share
         self._nodes: dict[int, Node] = {}  # slot -> the node it pins
         self._groups: dict[int, int] = {}  # group -> open sequences, where not shared beyond it
-        self._changes: list[tuple[Int64s, Int64s, Int32s]] = []  # of the page table: not yet told
+        self._changes: list[tuple[Int32s, Int32s, Int32s]] = []  # of the page table: not yet told
 
     @property
     def available(self) -> int:
@@ -75,7 +75,7 @@ class PageLedger:
         columns = table.capacity[slots] // self._page_size
         table.page_table[slots, columns] = pages
         table.capacity[slots] += self._page_size
-        self._changes.append((slots, columns.astype(np.int64), pages))
+        self._changes.append((slots.astype(np.int32), columns, pages))
 
     def insert(self, slot: int) -> None:
         """Let others share the full pages that this slot has computed."""
@@ -111,13 +111,13 @@ class PageLedger:
             self.tree.forget(node)
         self._changes = [change for change in self._changes if change[0][0] != slot]
 
-    def take_changes(self) -> tuple[Int64s, Int64s, Int32s]:
+    def take_changes(self) -> tuple[Int32s, Int32s, Int32s]:
         """Page table changes since the last call: slots, columns, pages; later ones count."""
         changes, self._changes = self._changes, []
         if len(changes) == 1:
             return changes[0]
         if not changes:
-            return _NO_INDEX, _NO_INDEX, NO_PAGES
+            return NO_PAGES, NO_PAGES, NO_PAGES
         slots, columns, pages = zip(*changes, strict=True)
         return np.concatenate(slots), np.concatenate(columns), np.concatenate(pages)
 
@@ -157,8 +157,8 @@ class PageLedger:
         return self.pool.allocate(count)
 
     def _change(self, slot: int, column: int, pages: Int32s) -> None:
-        columns = np.arange(column, column + len(pages))
-        self._changes.append((np.full(len(pages), slot), columns, pages))
+        columns = np.arange(column, column + len(pages), dtype=np.int32)
+        self._changes.append((np.full(len(pages), slot, np.int32), columns, pages))
 
     def _held(self) -> Int32s:
         table = self._table
@@ -168,9 +168,6 @@ class PageLedger:
 
     def _cached(self) -> Int32s:
         return np.concatenate([NO_PAGES, *(node.pages for node in self.tree.nodes())])
-
-
-_NO_INDEX: Int64s = np.empty(0, np.int64)
 
 
 def _group_namespace(group: int) -> str:

@@ -32,7 +32,9 @@ class Node:
         self.end = end
         self.children: dict[bytes, Node] = {}
         self.pins = 0
-        self.older = self.newer = self
+        # Neighbours in the list of unpinned nodes; somewhere harmless while not in it. (Not itself:
+        # a node that is taken out must not wait for the garbage collector.)
+        self.older = self.newer = self if parent is None else parent
 
 
 class Root(Node):
@@ -68,6 +70,7 @@ class PrefixTree:
         root = self._roots.get(namespace)
         if root is None:
             root = self._roots[namespace] = Root(namespace)
+            root.older = root.newer = self._ends
         return root
 
     def match_length(self, namespace: str, tokens: bytes, most: int) -> int:
@@ -100,7 +103,7 @@ class PrefixTree:
             if at.pins > 1 or at.parent is None:
                 return
             self.evictable -= len(at.pages)
-            _unlink(at)
+            self._unlink(at)
             at = at.parent
 
     def unpin(self, node: Node) -> None:
@@ -299,9 +302,13 @@ class PrefixTree:
         assert parent is not None
         del parent.children[node.key[: self._page_bytes]]
         self.evictable -= len(node.pages)
-        _unlink(node)
+        self._unlink(node)
         if parent.parent is None and not parent.pins:
             self._forget_root(parent)
+
+    def _unlink(self, node: Node) -> None:
+        node.older.newer, node.newer.older = node.newer, node.older
+        node.older = node.newer = self._ends
 
     def _forget_root(self, root: Node) -> None:
         if isinstance(root, Root) and not root.children:
@@ -324,11 +331,6 @@ def _below(root: Node) -> list[Node]:
     for node in nodes:
         nodes.extend(node.children.values())
     return nodes
-
-
-def _unlink(node: Node) -> None:
-    node.older.newer, node.newer.older = node.newer, node.older
-    node.older = node.newer = node
 
 
 def _link_after(node: Node, older: Node) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from detour.engine.admission import Admission, outgrown, refusal
 from detour.engine.outbox import Outbox
 from detour.engine.page_ledger import PageLedger
-from detour.engine.plan import Geometry, Int32s, StepPlan, StepResult
+from detour.engine.plan import Bools, Geometry, Int32s, StepPlan, StepResult
 from detour.engine.request import Finish, Request
 from detour.engine.sequence import Int64s, Sequence, SlotTable
 from detour.engine.step import Chunk, Outstanding, build_step
@@ -165,8 +165,9 @@ class Scheduler:
         """
         assert len(self._outstanding) < 2, "two steps are out already"
         decodes = self._plan_decodes()
-        chunks = self._plan_chunks(len(decodes))
-        if not len(decodes) and not chunks:
+        count = int(np.count_nonzero(decodes))
+        chunks = self._plan_chunks(count)
+        if not count and not chunks:
             return None
         step, self._next_step = self._next_step, self._next_step + 1
         plan, outstanding = build_step(
@@ -175,13 +176,12 @@ class Scheduler:
         self._outstanding.append(outstanding)
         return plan
 
-    def _plan_decodes(self) -> Int64s:
-        """The slots that get one token, with a page to write it to."""
+    def _plan_decodes(self) -> Bools:
+        """[slots] which get one token, with a page to write it to."""
         table = self.table
-        ready = np.flatnonzero(
-            table.decoding & (table.planned < np.minimum(table.expected, table.target))
-        )
-        short = ready[table.planned[ready] >= table.capacity[ready]]
+        ready = table.planned < np.minimum(table.expected, table.target)
+        ready &= table.decoding
+        short = (ready & (table.planned >= table.capacity)).nonzero()[0]
         while len(short) > self.ledger.available:
             if len(table.sequences) > 1:
                 self._preempt(max(table.sequences.values(), key=rank))
@@ -191,9 +191,9 @@ class Scheduler:
                 last = table.sequences[int(short[0])]
                 self._end(last, outgrown(last, self.geometry))
             else:  # the step that is out may end it
-                return ready[:0]
-            ready = ready[table.alive[ready]]
-            short = ready[table.planned[ready] >= table.capacity[ready]]
+                return np.zeros_like(ready)
+            ready &= table.alive
+            short = short[table.alive[short]]
         if len(short):
             self.ledger.grow(short)
         return ready
@@ -260,11 +260,13 @@ class Scheduler:
         plan = self._outstanding.popleft()
         assert result.step == plan.step, "results come in the order of their plans"
         table = self.table
-        table.computed[plan.slots] += plan.counts
+        table.computed += plan.decodes
+        for chunk in plan.chunks:
+            table.computed[chunk.slot] += chunk.count
         slots, tokens = plan.sampled, result.tokens
         alive = table.alive[slots]
         valid = result.finite & (tokens.view(np.uint32) < self.geometry.vocab_size)
-        rows = np.flatnonzero(alive & valid)
+        rows = (alive & valid).nonzero()[0]
         if len(rows) < len(slots):
             for slot in slots[alive & ~valid].tolist():
                 self._end(table.sequences[slot], _NOT_FINITE, poisoned=True)
@@ -273,12 +275,13 @@ class Scheduler:
         table.tokens[slots, known] = tokens
         known += 1
         table.known[slots] = known
+        table.last[slots] = tokens
         self._commit_chunks(plan, result)
         if len(slots):
             self.outbox.tokens(table.sids[slots], tokens)
             self._commit_logprobs(slots, rows, result)
-            over = (table.enders[tokens] > 0) | (known >= table.limit[slots])
-            if over.any():
+            over = table.may_end[tokens] | (known >= table.limit[slots])
+            if np.count_nonzero(over):
                 self._finish(slots[over], tokens[over], known[over])
         self.counters.steps += 1
         self.counters.generated_tokens += len(slots)
@@ -304,7 +307,7 @@ class Scheduler:
 
     def _commit_logprobs(self, slots: Int64s, rows: Int64s, result: StepResult) -> None:
         asked = self.table.wants_logprobs[slots]
-        if asked.any():
+        if np.count_nonzero(asked):
             for slot, row in zip(slots[asked].tolist(), rows[asked].tolist(), strict=True):
                 self.outbox.logprobs(self.table.sequences[slot], result, row)
 
@@ -325,12 +328,12 @@ class Scheduler:
         gone = [plan for plan in self._outstanding if plan.step >= step]
         for _ in gone:
             self._outstanding.pop()
-        for slot in gone[0].slots.tolist() if gone else []:
+        for slot in gone[0].slots() if gone else []:
             if slot in self.table.sequences:
                 finish = Finish(0, "error", message=message, status=500)
                 self._end(self.table.sequences[slot], finish, poisoned=True)
         for plan in gone:
-            for slot in (*plan.slots.tolist(), *plan.table_slots.tolist()):
+            for slot in (*plan.slots(), *plan.table_slots.tolist()):
                 if slot in self.table.sequences:
                     self._preempt(self.table.sequences[slot])
         self._leaving = [(self._last_naming(slot), slot) for _, slot in self._leaving]
@@ -344,7 +347,7 @@ class Scheduler:
         return self.ledger.pool.cached
 
     def violations(self) -> list[str]:
-        """What contradicts the invariants, a sentence each. For tests; takes time."""
+        """What contradicts the invariants, a sentence each. For tests and idle times."""
         return self.ledger.violations()
 
     def _preempt(self, sequence: Sequence) -> None:

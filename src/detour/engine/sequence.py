@@ -5,6 +5,7 @@ slot, and its numbers are row `slot` of the `SlotTable`'s arrays, so that a step
 sequences is a few array operations. Knows nothing of who runs next.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -76,8 +77,13 @@ class SlotTable:
         columns = -(-context // geometry.page_size)
         self.page_size = geometry.page_size
         self.context_length = context
-        self.tokens: Int32s = np.empty((slots, context), np.int32)
+        # Rows are an odd number of cache lines apart: a step writes the same few columns of all rows,
+        # which must not fall into one set of the processor's cache.
+        line = 64 // 4
+        width = (context // line + 1 | 1) * line
+        self.tokens: Int32s = np.empty((slots, width), np.int32)[:, :context]
         self.page_table: Int32s = np.empty((slots, columns), np.int32)
+        self.last: Int32s = np.zeros(slots, np.int32)  # the last known token
         self.known: Int32s = np.zeros(slots, np.int32)
         self.computed: Int32s = np.zeros(slots, np.int32)
         self.planned: Int32s = np.zeros(slots, np.int32)
@@ -91,9 +97,10 @@ class SlotTable:
         self.wants_logprobs: Bools = np.zeros(slots, np.bool_)
         self.sids: Int64s = np.zeros(slots, np.int64)
         self.sequences: dict[int, Sequence] = {}
-        # How many running sequences may end with a token; eos counts for ever.
-        self.enders: Int32s = np.zeros(geometry.vocab_size, np.int32)
-        self.enders[list(geometry.eos_ids)] = 1
+        # Tokens that may end some running sequence: eos, and what they ask for (counted).
+        self.may_end: Bools = np.zeros(geometry.vocab_size, np.bool_)
+        self.may_end[list(geometry.eos_ids)] = True
+        self._asked = Counter(geometry.eos_ids)
 
     def enter(self, sequence: Sequence, slot: int, cached: int) -> Int32s:
         """Put a sequence whose first `cached` tokens have KV into a slot; its known tokens."""
@@ -102,6 +109,7 @@ class SlotTable:
         known, prompt = len(ids), sequence.prompt_length
         limit = limit_of(sequence, self.context_length)
         self.tokens[slot, :known] = ids
+        self.last[slot] = ids[-1]
         self.known[slot] = self.expected[slot] = known
         self.computed[slot] = self.planned[slot] = cached
         self.limit[slot] = limit
@@ -110,8 +118,9 @@ class SlotTable:
         self.alive[slot] = True
         self.wants_logprobs[slot] = params.logprobs >= 0
         self.sids[slot] = sequence.request.sid
+        self._asked.update(params.stop_token_ids)
         for token in params.stop_token_ids:
-            self.enders[token] += 1
+            self.may_end[token] = True
         self.sequences[slot] = sequence
         sequence.slot = slot
         return ids
@@ -125,7 +134,10 @@ class SlotTable:
         self.limit[slot] = self.capacity[slot] = self.tree_pages[slot] = 0
         self.alive[slot] = self.decoding[slot] = self.wants_logprobs[slot] = False
         for token in sequence.request.params.stop_token_ids:
-            self.enders[token] -= 1
+            self._asked[token] -= 1
+            if not self._asked[token]:
+                del self._asked[token]
+                self.may_end[token] = False
         del self.sequences[slot]
         sequence.slot = -1
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detour.engine.plan import UNKNOWN_TOKEN, Admitted, Int32s, StepPlan
+from detour.engine.plan import UNKNOWN_TOKEN, Admitted, Bools, Int32s, StepPlan
 from detour.engine.request import unpack_ids
 from detour.engine.sequence import Int64s, Sequence, SlotTable
 
@@ -34,33 +34,38 @@ class Outstanding:
     """A plan whose result is not back."""
 
     step: int
-    slots: Int64s  # [rows]
-    counts: Int32s  # [rows]
-    sampled: Int64s  # [samples] slots
+    decodes: Bools  # [slots] which get one token each
+    sampled: Int64s  # [samples] slots, in the plan's order
     chunks: list[Chunk]
-    table_slots: Int64s  # [changes]
+    table_slots: Int32s  # [changes]
 
     def names(self, slot: int) -> bool:
-        return bool((self.slots == slot).any())
+        """Whether the plan computes tokens of this slot."""
+        return bool(self.decodes[slot]) or any(chunk.slot == slot for chunk in self.chunks)
+
+    def slots(self) -> list[int]:
+        rows: list[int] = np.flatnonzero(self.decodes).tolist()
+        return rows + [chunk.slot for chunk in self.chunks]
 
 
 def build_step(
     step: int,
     table: SlotTable,
-    decodes: Int64s,
+    decodes: Bools,
     chunks: list[Chunk],
-    changes: tuple[Int64s, Int64s, Int32s],
+    changes: tuple[Int32s, Int32s, Int32s],
 ) -> tuple[StepPlan, Outstanding]:
-    """One token for each slot of `decodes`, then the chunks."""
-    starts = table.planned[decodes]
-    tokens = table.tokens[decodes, starts]
-    tokens[starts >= table.known[decodes]] = UNKNOWN_TOKEN
-    table.planned[decodes] += 1
-    table.expected[decodes] += 1
-    rows = len(decodes)
-    slots, counts = decodes, np.ones(rows, np.int32)
-    samples, scores = np.ones(rows, np.bool_), np.full(rows, -1, np.int32)
-    sampled = decodes
+    """One token for each slot that `decodes` marks, then the chunks."""
+    slots = sampled = decodes.nonzero()[0]
+    starts = table.planned[slots]
+    # A decode's token is the last known one, or sampled by the step that is out.
+    tokens = table.last[slots]
+    tokens[starts >= table.known[slots]] = UNKNOWN_TOKEN
+    table.planned += decodes
+    table.expected += decodes
+    samples = decodes[slots]  # all true
+    counts = samples.astype(np.int32)
+    scores = -counts
     if chunks:
         more = np.array([(c.slot, c.start, c.count, c.scores) for c in chunks], np.int32).T
         slots = np.concatenate((slots, more[0]))
@@ -80,12 +85,12 @@ def build_step(
         tokens=tokens,
         samples=samples,
         prompt_logprobs=scores,
-        table_slots=changed.astype(np.int32),
-        table_columns=columns.astype(np.int32),
+        table_slots=changed,
+        table_columns=columns,
         table_pages=pages,
         admitted=tuple(_admitted(chunk.sequence) for chunk in chunks if chunk.enters),
     )
-    return plan, Outstanding(step, slots, counts, sampled, chunks, changed)
+    return plan, Outstanding(step, decodes, sampled, chunks, changed)
 
 
 def _admitted(sequence: Sequence) -> Admitted:
