@@ -53,6 +53,11 @@ class ByteTokenizer:
     def token_id(self, text: str) -> int:
         return {"<bos>": BOS, "<eos>": EOS}.get(text, -1)
 
+    def pieces(self, skip_special_tokens: bool) -> list[bytes]:
+        """By token: its bytes."""
+        specials = [b"", b""] if skip_special_tokens else [b"<bos>", b"<eos>"]
+        return [bytes([one]) for one in range(256)] + specials
+
     def texts(self, skip_special_tokens: bool) -> list[str | None]:
         """By token: its text, None for a part of a character."""
         specials = ["", ""] if skip_special_tokens else ["<bos>", "<eos>"]

@@ -101,7 +101,7 @@ def vocabulary() -> dict[str, int]:
 def tiny_tokenizer() -> Tokenizer:
     """A byte-level BPE tokenizer of 300 tokens, in which any text can be written."""
     vocab = vocabulary()
-    merges = [tuple(pair.split(" ")) for pair in _MERGES]
+    merges = [(left, right) for left, right in (pair.split(" ") for pair in _MERGES)]
     tokenizer = Tokenizer(BPE(vocab, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,1 +1,1 @@
-"""Strings to tokens and back. Knows tokenizers and templates; knows no HTTP, no engine, no tensor."""
+"""Strings to tokens and back. Knows tokenizers and templates; no HTTP, no engine, no tensor."""

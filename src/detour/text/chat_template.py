@@ -31,7 +31,7 @@ class _Refused(Exception):
 class _Generation(Extension):
     """`{% generation %}` marks the assistant's part for training; here its content just stands."""
 
-    tags = {"generation"}  # noqa: RUF012
+    tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         parser.stream.skip(1)
@@ -51,7 +51,7 @@ class ChatTemplate:
         eos: str = "",
         now: Callable[[], datetime.datetime] = datetime.datetime.now,
     ) -> None:
-        """bos, eos: the texts of the begin and end tokens. now: the clock that templates may ask."""
+        """bos, eos: the begin and end tokens' texts. now: the clock that templates may ask."""
         self.source = source
         self._tokens = {"bos_token": bos, "eos_token": eos}
         environment = ImmutableSandboxedEnvironment(
@@ -87,8 +87,8 @@ class ChatTemplate:
         """
         if not self.source:
             raise BadRequest(
-                "The model has no chat template: send a prompt to /v1/completions instead, or start "
-                "the server with a template."
+                "The model has no chat template: send a prompt to /v1/completions instead, or "
+                "start the server with a template."
             )
         if continue_final_message and add_generation_prompt:
             raise BadRequest(
@@ -117,7 +117,8 @@ class ChatTemplate:
         try:
             return self._template.render(variables)
         except _Refused as error:
-            raise BadRequest(f"The chat template refuses this: {error}", param="messages") from error
+            text = f"The chat template refuses this: {error}"
+            raise BadRequest(text, param="messages") from error
         except jinja2.TemplateError as error:
             raise BadRequest(
                 f"The chat template cannot render these messages: {error.message or error}.",
@@ -125,10 +126,10 @@ class ChatTemplate:
             ) from error
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             # A template that meets a shape its author did not think of fails as Python code does.
-            raise BadRequest(
-                f"The chat template cannot render these messages ({type(error).__name__}: {error}).",
-                param="messages",
-            ) from error
+            text = (
+                f"The chat template cannot render these messages: {type(error).__name__}, {error}."
+            )
+            raise BadRequest(text, param="messages") from error
 
 
 def _marked(messages: Sequence[Message]) -> list[Message]:

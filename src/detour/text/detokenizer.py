@@ -20,12 +20,11 @@ class Detokenizer:
     """
 
     __slots__ = (
-        "_bytes_of",
         "_first",
         "_held",
         "_include_stop",
         "_pending",
-        "_skip",
+        "_pieces",
         "_stop",
         "_strip",
         "_texts",
@@ -41,8 +40,7 @@ class Detokenizer:
         at_start: bool = False,
     ) -> None:
         self._texts = tokenizer.texts(skip_special_tokens)
-        self._bytes_of = tokenizer.token_bytes
-        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._pieces = tokenizer.pieces(skip_special_tokens)
         self._stop = tuple(text for text in stop if text)
         self._first = frozenset(text[0] for text in self._stop)
         self._include_stop = include_stop
@@ -59,7 +57,9 @@ class Detokenizer:
             text = ""
         if text is None or self._pending or self._strip:
             text = self._slow(token)
-        return self._scan(text) if self._stop else text
+        if self._held or self.stopped or not self._first.isdisjoint(text):
+            return self._scan(text)
+        return text
 
     def push_all(self, tokens: Iterable[int]) -> str:
         """What pushing them one after another gives."""
@@ -69,16 +69,15 @@ class Detokenizer:
         """The text held back so far; the stream has ended. A part of a character becomes U+FFFD."""
         text = self._pending.decode("utf-8", errors="replace")
         self._pending = b""
-        if not self._stop:
-            return text
         shown = self._scan(text)
         rest, self._held = self._held, ""
         return shown + rest
 
     def _slow(self, token: int) -> str:
         """A token that begins, continues or follows a part of a character, or begins the text."""
-        data = b"" if token in self._skip else self._bytes_of(token)
-        data = self._pending + data
+        data = self._pending
+        if token < len(self._pieces):
+            data += self._pieces[token]
         # Also replaces bytes at once that no later byte can make a character of.
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._pending = data[used:]
@@ -91,8 +90,6 @@ class Detokenizer:
         """Lets through what cannot belong to a stop string, and looks for whole ones."""
         if self.stopped:
             return ""
-        if not self._held and self._first.isdisjoint(text):
-            return text
         text = self._held + text
         best_end, best_start, found = len(text) + 1, 0, ""
         for stop in self._stop:

@@ -48,6 +48,9 @@ class Tokenizer:
         self._shown_texts = [
             "" if i in self.special_ids else text for i, text in enumerate(self._texts)
         ]
+        self._shown_bytes = [
+            b"" if i in self.special_ids else data for i, data in enumerate(self._bytes)
+        ]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The text's tokens, with what the model wants around a text (begin token…) if asked.
@@ -87,6 +90,10 @@ class Tokenizer:
         """The token written exactly so in the vocabulary ("<|im_end|>"), -1 if there is none."""
         found = self._inner.token_to_id(text)
         return -1 if found is None else found
+
+    def pieces(self, skip_special_tokens: bool) -> list[bytes]:
+        """By token: its bytes. Do not change it."""
+        return self._shown_bytes if skip_special_tokens else self._bytes
 
     def texts(self, skip_special_tokens: bool) -> list[str | None]:
         """By token: its text, or None where it holds part of a character. Do not change it."""
