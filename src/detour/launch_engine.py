@@ -6,6 +6,7 @@ Started by the front with its settings on standard input; ends with the front, h
 import ctypes
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -44,10 +45,10 @@ ON_GPU = Chosen(sequences=256, chunk=8192, memory=0.88)
 
 
 def main() -> int:
-    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of us; the front decides
     start = unpack_start(read_line(sys.stdin.fileno()))
-    threading.Thread(target=end_with_input, daemon=True).start()
+    folder = Path(start.to_engine.removeprefix("ipc://")).parent
+    threading.Thread(target=end_with_input, args=(folder,), daemon=True).start()
     logs.set_up(start.config.log_level, "engine")
     channel = EngineChannel(start.to_engine, start.to_front)
     try:
@@ -56,6 +57,7 @@ def main() -> int:
         channel.send(Failed(error.message))
         channel.close()
         return REFUSED_TO_START
+    end_with_parent()
     try:
         EngineLoop(scheduler, executor, channel, executor.facts).run()
     finally:
@@ -104,7 +106,10 @@ def build(config: Config, model: Path, seed: int) -> tuple[LocalExecutor, Schedu
 
 
 def end_with_parent() -> None:
-    """Linux ends this process when the front dies, even while it is deep in a kernel."""
+    """Linux ends this process when the front dies, even while it is deep in a kernel.
+
+    Called when the engine is ready: until then end_with_input leaves no file behind.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
@@ -120,12 +125,19 @@ def read_line(descriptor: int) -> bytes:
     return bytes(line)
 
 
-def end_with_input() -> None:
-    """The front holds our standard input open; its end means that the front is gone."""
+def end_with_input(folder: Path) -> None:
+    """The front holds our standard input open; its end means that the front is gone.
+
+    folder: of the channel's files, which the front would have removed.
+    """
     while os.read(sys.stdin.fileno(), 1 << 16):
         pass
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    status = main()
+    logging.shutdown()
+    # Nothing is left to save, and taking torch's libraries down in order takes a second.
+    os._exit(status)
