@@ -155,9 +155,7 @@ def test_a_layers_experts_are_tensors_of_their_own(tmp_path):
         "blk.1.ffn_up_exps.weight": (experts, "Q8_0"),
         "blk.1.ffn_gate_inp.weight": rng.standard_normal((3, HIDDEN)).astype(np.float32),
     }
-    metadata = model_metadata(
-        expert_count=3, expert_used_count=2, expert_feed_forward_length=32
-    )
+    metadata = model_metadata(expert_count=3, expert_used_count=2, expert_feed_forward_length=32)
     checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", "qwen3moe", metadata, tensors))
     assert "model.layers.1.mlp.gate.weight" in checkpoint
     for e in range(3):
