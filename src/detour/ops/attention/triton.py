@@ -65,7 +65,9 @@ def attend(
         mask = inside[:, None] & wide[None, :]
         key = tl.load(keys + offset, mask=mask, other=0.0).to(query.dtype)
         scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale
-        scores = tl.where((at[None, :] <= position[:, None]) & inside[None, :], scores, float("-inf"))
+        scores = tl.where(
+            (at[None, :] <= position[:, None]) & inside[None, :], scores, float("-inf")
+        )
         higher = tl.maximum(top, tl.max(scores, 1))
         calm = tl.where(higher == float("-inf"), 0.0, higher)
         weight = tl.exp2(scores - calm[:, None])
@@ -79,9 +81,7 @@ def attend(
     pair = token.to(tl.int64) * HEADS + head
     mask = live[:, None] & wide[None, :]
     if SPLITS == 1:
-        tl.store(
-            out + pair[:, None] * WIDTH + d[None, :], acc.to(out.dtype.element_ty), mask=mask
-        )
+        tl.store(out + pair[:, None] * WIDTH + d[None, :], acc.to(out.dtype.element_ty), mask=mask)
     else:
         pair = pair + split.to(tl.int64) * pairs
         tl.store(parts + pair[:, None] * WIDTH + d[None, :], acc, mask=mask)
@@ -102,39 +102,50 @@ class Tiles:
 @dataclass(frozen=True)
 class TilePlan:
     batch: Batch
-    shape: AttentionShape
     decodes: Tiles
     chunks: Tiles
 
 
-def _tiles(batch: Batch, rows: Tensor | np.ndarray, queries: int, splits: int) -> Tiles:
+@dataclass(frozen=True)
+class AttentionPlan:
+    shape: AttentionShape
+    tiles: TilePlan
+
+
+def _cut(batch: Batch, rows: np.ndarray, queries: int, splits: int) -> Tiles:
     starts = np.concatenate([[0], batch.counts.cumsum()]).astype(np.int32)
     counts = batch.counts[rows]
     pieces = -(-counts // queries)
     index = np.arange(pieces.sum()) - np.repeat(pieces.cumsum() - pieces, pieces)
     first = np.repeat(starts[rows], pieces) + index * queries
     count = np.minimum(np.repeat(counts, pieces) - index * queries, queries)
-    both = torch.from_numpy(np.stack([first, count]).astype(np.int32)).to(batch.tokens.device)
+    both = torch.from_numpy(np.stack([first, count]).astype(np.int32)).to(batch.positions.device)
     return Tiles(both[0], both[1], len(first), queries, splits)
 
 
-def plan(batch: Batch, shape: AttentionShape) -> TilePlan:
-    """Tiles of the batch's rows. Reads the host's counts, and copies only where rows are mixed."""
+def make_tiles(batch: Batch, programs: int, queries: int) -> TilePlan:
+    """Tiles of the batch's rows: single tokens with split keys, longer rows cut by `queries`.
+
+    `programs` is how many programs share a tile (kv heads). Reads the host's counts; copies to
+    the device only where rows are mixed, so that a batch of decodes can be captured in a graph.
+    """
     device = batch.positions.device
-    group = triton.next_power_of_2(shape.heads // shape.kv_heads)
     longest = batch.page_table.shape[1] * batch.page_size
     processors = probe(str(device)).multiprocessors
     empty = torch.empty(0, dtype=torch.int32, device=device)
     single = batch.counts == 1
     number = int(single.sum())
-    splits = choose_splits(max(number, 1) * shape.kv_heads, processors, longest)
+    splits = choose_splits(max(number, 1) * programs, processors, longest)
     if number == batch.rows:
         decodes = Tiles(empty, empty, number, 1, splits)
-        return TilePlan(batch, shape, decodes, Tiles(empty, empty, 0, 1, 1))
-    queries = max(1, 64 // group)
-    decodes = _tiles(batch, np.flatnonzero(single), 1, splits)
-    chunks = _tiles(batch, np.flatnonzero(~single), queries, 1)
-    return TilePlan(batch, shape, decodes, chunks)
+        return TilePlan(batch, decodes, Tiles(empty, empty, 0, 1, 1))
+    decodes = _cut(batch, np.flatnonzero(single), 1, splits)
+    return TilePlan(batch, decodes, _cut(batch, np.flatnonzero(~single), queries, 1))
+
+
+def plan(batch: Batch, shape: AttentionShape) -> AttentionPlan:
+    group = triton.next_power_of_2(shape.heads // shape.kv_heads)
+    return AttentionPlan(shape, make_tiles(batch, shape.kv_heads, max(1, 64 // group)))
 
 
 def reasons(device: Device, need: Need) -> list[str]:
@@ -150,18 +161,18 @@ def reasons(device: Device, need: Need) -> list[str]:
 
 
 @attention.backend("triton", reasons=reasons, plan=plan, rank=10)
-def run(plan: TilePlan, q: Tensor, key_cache: Tensor, value_cache: Tensor) -> Tensor:
-    shape, batch = plan.shape, plan.batch
+def run(plan: AttentionPlan, q: Tensor, key_cache: Tensor, value_cache: Tensor) -> Tensor:
+    shape, batch = plan.shape, plan.tiles.batch
     group = shape.heads // shape.kv_heads
     padded = triton.next_power_of_2(group)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     exact = q.dtype == torch.float32
-    for tiles in (plan.decodes, plan.chunks):
+    for tiles in (plan.tiles.decodes, plan.tiles.chunks):
         if not tiles.tiles:
             continue
         pairs = q.shape[0] * shape.heads
         parts, sums = empty_parts(tiles.splits, pairs, shape.head_dim, q.device)
-        if tiles.splits > 1 and plan.chunks.tiles:
+        if tiles.splits > 1 and len(tiles.first):
             sums.fill_(-torch.inf)  # tokens of other tiles are joined too; they are written after
         queries = max(tiles.queries, 16 // padded)  # the matrix units take no fewer than 16 rows
         attend[(tiles.tiles, shape.kv_heads, tiles.splits)](

@@ -40,8 +40,14 @@ def random_nvfp4(
 
 
 def make_inputs(
-    tokens: int, hidden: int, width: int, experts: int, top_k: int, dtype: torch.dtype,
-    device: torch.device, seed: int = 0,
+    tokens: int,
+    hidden: int,
+    width: int,
+    experts: int,
+    top_k: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int = 0,
 ) -> tuple[Any, ...]:
     """Arguments of moe_nvfp4 with every token's experts drawn uniformly without repetition."""
     source = torch.Generator(device).manual_seed(seed)

@@ -52,7 +52,9 @@ def choose(
     for j in tl.static_range(TOP_K):
         best = tl.argmax(choice, 0)
         picked = tl.where(place == j, best, picked)
-        picked_score = tl.where(place == j, tl.sum(tl.where(at == best, score, 0.0), 0), picked_score)
+        picked_score = tl.where(
+            place == j, tl.sum(tl.where(at == best, score, 0.0), 0), picked_score
+        )
         choice = tl.where(at == best, low, choice)
     if NORMALISE:
         picked_score = picked_score / (tl.sum(picked_score, 0) + 1e-20)

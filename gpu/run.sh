@@ -1,0 +1,22 @@
+#!/bin/sh
+# On a GPU machine: install what it lacks from carried wheels (.whl/), run the gpu-marked tests,
+# then the kernel benchmarks. Results go to $OUT (default: out/).
+#   gpu/run.sh [arguments of bench/kernels.py]
+set -u
+cd "$(dirname "$0")/.."
+OUT=${OUT:-out}
+mkdir -p "$OUT"
+if [ -d .whl ]; then
+  python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
+    --target /tmp/site .whl/*.whl || exit 1
+  export PYTHONPATH=src:tests:/tmp/site
+else
+  export PYTHONPATH=src:tests
+fi
+export PYTHONUNBUFFERED=1
+python3 -m pytest -m gpu -n 8 tests/ops tests/models tests/worker 2>&1 | tee "$OUT/tests.log"
+for part in 0 1 2 3 4 5 6 7; do
+  python3 bench/kernels.py --warm "$part/8" "$@" >"$OUT/warm.$part.log" 2>&1 &
+done
+wait
+python3 bench/kernels.py --json "$OUT/kernels.json" "$@" 2>"$OUT/kernels.err" | tee "$OUT/kernels.txt"

@@ -1,0 +1,123 @@
+"""Triton backends of sparse_mla and dense_mla: one kernel, keys split among programs."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from detour.ops.attention.triton import TilePlan, Tiles, make_tiles
+from detour.ops.batch import Batch
+from detour.ops.device import Device, probe
+from detour.ops.kv_layout import LATENT_BLOCK
+from detour.ops.mla import LatentShape, dense_mla, kernels, sparse_mla
+from detour.ops.op import Need
+from detour.ops.split_keys import choose_splits, empty_parts, join
+from detour.ops.triton_device import FP8, triton_reasons
+
+LAYOUTS = ("latent", "latent_fp8_packed")
+
+
+def reasons(device: Device, need: Need) -> list[str]:
+    layout = need["layout"].name
+    found = triton_reasons(device, FP8 if layout == "latent_fp8_packed" else (8, 0))
+    if layout not in LAYOUTS:
+        found.append(f"it reads {' and '.join(LAYOUTS)} rows, not {layout}")
+    elif layout == "latent_fp8_packed" and need["dtype"] == torch.float32:
+        found.append("it reads packed rows as float16, which float32 queries would feel")
+    rank, rope = need["rank"], need["rope"]
+    ranks = (16, 32, 64, 128, 256, 512)
+    if rank not in ranks or rope not in ranks[:4]:
+        found.append(f"latent rank {rank} with {rope} rope numbers: it has {ranks} with up to 128")
+    return found
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a launch is cut: keys a tile, warps, pipeline stages."""
+
+    keys: int
+    warps: int
+    stages: int
+
+
+def choose_launch(columns: int, packed: bool, dtype: torch.dtype) -> Launch:
+    """For `columns` (token, head) pairs a tile; measured in bench/kernels.py."""
+    if dtype == torch.float32:
+        return Launch(32, 4, 1)
+    if columns >= 64:
+        return Launch(64, 8, 2)
+    return Launch(64, 4, 2)
+
+
+def launch(
+    how: Launch, shape: LatentShape, q: Tensor, cache: Tensor, out: Tensor, tiles: Tiles,
+    places: tuple[Tensor, ...], slots: Tensor, counts: Tensor, page_size: int,
+) -> None:  # fmt: skip
+    """`places` = row_of_token, positions, page_table; empty for sparse, as slots are for dense."""
+    heads, rank = shape.heads, shape.rank
+    pairs = q.shape[0] * heads
+    packed = shape.layout.name == "latent_fp8_packed"
+    heads_p = max(8, triton.next_power_of_2(heads))
+    parts, sums = empty_parts(tiles.splits, pairs, rank, q.device)
+    if tiles.splits > 1 and len(tiles.first):
+        sums.fill_(-torch.inf)
+    exact = q.dtype == torch.float32
+    kernels.mla[(tiles.tiles, tiles.splits)](
+        q, cache, cache.view(torch.float32) if packed else cache,
+        cache.view(torch.bfloat16) if packed else cache, out, parts, sums, slots, counts,
+        tiles.first, tiles.count, *places, slots.stride(0), places[2].stride(0), pairs,
+        shape.scale * 1.4426950408889634,
+        HEADS=heads, HEADS_P=heads_p, RANK=rank, BLOCK=min(rank, LATENT_BLOCK), ROPE=shape.rope,
+        ROW=cache.shape[-1], PAGE=page_size, BQ=tiles.queries, BS=how.keys, SPLITS=tiles.splits,
+        SPARSE=slots.shape[0] > 0, DIRECT=not len(tiles.first), PACKED=packed,
+        PRECISION="ieee" if exact else "tf32", STAGES=how.stages, num_warps=how.warps,
+    )  # fmt: skip
+    if tiles.splits > 1:
+        join(parts, sums, out.view(pairs, rank))
+
+
+def new_output(q: Tensor, shape: LatentShape) -> Tensor:
+    return torch.empty(*q.shape[:2], shape.rank, dtype=q.dtype, device=q.device)
+
+
+@sparse_mla.backend("triton", reasons=reasons, rank=10)
+def run_sparse(
+    q: Tensor, cache: Tensor, slots: Tensor, counts: Tensor, shape: LatentShape
+) -> Tensor:
+    out = new_output(q, shape)
+    tokens = q.shape[0]
+    if tokens:
+        empty = torch.empty(0, dtype=torch.int32, device=q.device)
+        table = torch.empty(0, 1, dtype=torch.int32, device=q.device)
+        splits = choose_splits(tokens, probe(str(q.device)).multiprocessors, slots.shape[1])
+        how = choose_launch(shape.heads, shape.layout.name != "latent", q.dtype)
+        tiles = Tiles(empty, empty, tokens, 1, splits)
+        launch(how, shape, q, cache, out, tiles, (empty, empty, table), slots, counts, 1)
+    return out
+
+
+@dataclass(frozen=True)
+class LatentPlan:
+    shape: LatentShape
+    tiles: TilePlan
+
+
+def plan(batch: Batch, shape: LatentShape) -> LatentPlan:
+    columns = max(8, triton.next_power_of_2(shape.heads))
+    return LatentPlan(shape, make_tiles(batch, 1, max(1, 64 // columns)))
+
+
+@dense_mla.backend("triton", reasons=reasons, plan=plan, rank=10)
+def run_dense(plan: LatentPlan, q: Tensor, cache: Tensor) -> Tensor:
+    shape, batch = plan.shape, plan.tiles.batch
+    out = new_output(q, shape)
+    none = torch.empty(0, 1, dtype=torch.int32, device=q.device)
+    places = (batch.row_of_token, batch.positions, batch.page_table)
+    packed = shape.layout.name != "latent"
+    for tiles in (plan.tiles.decodes, plan.tiles.chunks):
+        if tiles.tiles:
+            columns = tiles.queries * max(8, triton.next_power_of_2(shape.heads))
+            how = choose_launch(columns, packed, q.dtype)
+            launch(how, shape, q, cache, out, tiles, places, none, none, batch.page_size)
+    return out
