@@ -12,7 +12,7 @@ import torch
 from detour.engine.plan import Admitted, Geometry, StepPlan
 from detour.errors import ConfigError
 from detour.loading.model_config import eos_ids
-from detour.ops.sampling import draw
+from detour.ops.sampling import draw, greedy
 from detour.sampling_params import SamplingParams
 from detour.worker.build import BuiltModel, build_model
 from detour.worker.kv_cache import KVCache, bytes_per_token, cpu_budget, pages_for
@@ -65,7 +65,7 @@ def start_worker(settings: WorkerSettings) -> Worker:
     else:
         threads = threads or _fastest_threads(tiny)
         torch.set_num_threads(threads)
-        budget = cpu_budget()
+        budget = cpu_budget(settings.memory_fraction, asked=settings.max_total_tokens > 0)
     del tiny
     layouts = built.model.kv_spec
     wanted = settings.max_total_tokens or settings.max_slots * context
@@ -107,11 +107,12 @@ def _runner(
     settings: WorkerSettings, built: BuiltModel, num_pages: int, context: int, eos: Sequence[int]
 ) -> Runner:
     model, device = built.model, built.site.device.torch_device
-    route = built.site.routes.route(draw, {"dtype": torch.float32, "vocab_size": model.vocab_size})
+    need = {"dtype": torch.float32, "vocab_size": model.vocab_size}
+    draws, choices = (built.site.routes.route(op, need) for op in (draw, greedy))
     return Runner(
         model,
         KVCache(model.kv_spec, num_pages, settings.page_size, device),
-        Sampler(settings.max_slots, model.vocab_size, device, eos, route),
+        Sampler(settings.max_slots, model.vocab_size, device, eos, draws, choices),
         Staging(settings.max_slots, context, settings.page_size, device),
         device,
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from detour.engine.plan import Admitted, StepPlan
-from detour.ops.sampling import draw
+from detour.ops.sampling import draw, greedy
 from detour.worker.penalties import PenaltyCounts
 from detour.worker.token_bias import TokenBias
 
@@ -97,7 +97,7 @@ class Sampler:
     are those of the model's logits before any of this. Repetition looks at prompt and generated
     tokens, frequency and presence at generated ones alone.
 
-    `draw_tokens` is `ops.sampling.draw` or a route of it.
+    `draw_tokens` and `choose_tokens` are `ops.sampling.draw` and `greedy`, or routes of them.
     """
 
     def __init__(
@@ -107,11 +107,13 @@ class Sampler:
         device: torch.device,
         eos_ids: Sequence[int],
         draw_tokens: Callable[..., Tensor] = draw.reference.run,
+        choose_tokens: Callable[..., tuple[Tensor, Tensor]] = greedy.reference.run,
     ) -> None:
         self.vocab_size = vocab_size
         self.device = device
         self.eos_ids = tuple(eos_ids)
         self.draw_tokens = draw_tokens
+        self.choose_tokens = choose_tokens
         self.params = np.zeros(max_slots, dtype=_PARAMS)
         self.bias = TokenBias(max_slots)
         self.ends = TokenBias(max_slots)
@@ -248,14 +250,14 @@ class Sampler:
         """logits [S, V] of the plan's sampled rows, any floating dtype; inputs [T] int64: the
         step's tokens, none unknown. Never waits for the device. May write to float32 `logits`."""
         logits = logits.float()
-        # An infinity or NaN anywhere survives the sum; finite logits are far from overflowing it.
-        finite = logits.sum(dim=1).isfinite()
+        tokens, finite = self.choose_tokens(logits)
         raw = logits.index_select(0, step.asking) if len(step.asking) else logits[:0]
         if len(step.bias_cells):
             logits.view(-1).index_add_(0, step.bias_cells, step.bias_values)
         for penalised in step.penalties:
             self._penalise(logits, penalised, inputs)
-        tokens = logits.argmax(dim=1) if step.any_greedy else finite.long()
+        if step.any_greedy and (len(step.bias_cells) or step.penalties):
+            tokens, _ = self.choose_tokens(logits)
         for group in step.random:
             every = len(group.rows) == step.rows
             drawn = self.draw_tokens(

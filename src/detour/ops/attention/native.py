@@ -62,7 +62,7 @@ def attention_native(plan: Tasks, q: Tensor, key_cache: Tensor, value_cache: Ten
     out = torch.empty(q.shape, dtype=q.dtype)
     native.function("detour_attention", "pnpnpnppnnnnfpi")(
         plan.tasks.data_ptr(),
-        len(plan.tasks),
+        plan.tasks.shape[0],
         plan.page_table.data_ptr(),
         plan.page_table.stride(0),
         q.data_ptr(),

@@ -86,16 +86,16 @@ def _quantised(weight: PackedWeight) -> list[Tensor]:
 def gemm_native(weight: Panels, x: Tensor, bias: Tensor) -> Tensor:
     if x.stride(1) != 1:
         x = x.contiguous()
-    out = x.new_empty(len(x), weight.rows)
+    out = x.new_empty(x.shape[0], weight.rows)
     native.function("detour_gemm", "pnnnipnppni")(
         x.data_ptr(),
-        len(x),
+        x.shape[0],
         weight.columns,
         x.stride(0),
         weight.kind,
         weight.data.data_ptr(),
         weight.rows,
-        bias.data_ptr() if len(bias) else None,
+        bias.data_ptr() if bias.shape[0] else None,
         out.data_ptr(),
         weight.rows,
         torch.get_num_threads(),

@@ -25,7 +25,7 @@ def kv_write_native(
         values.data_ptr(),
         values.stride(0),
         write_slots.data_ptr(),
-        len(keys),
+        keys.shape[0],
         keys.shape[1] * keys.shape[2],
         key_cache.data_ptr(),
         value_cache.data_ptr(),

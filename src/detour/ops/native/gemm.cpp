@@ -142,13 +142,13 @@ __attribute__((noinline)) void few_rows(const float* x, int64_t ldx, int64_t K, 
 // Rows a micro-kernel takes at once; four-bit weights need registers for their scales.
 constexpr int block_rows(int kind) { return kind == Q4_1 ? 4 : MR; }
 
-// Calls use(first, rows) with rows a compile-time number: blocks of at most MOST that cover M rows,
-// the last two evened out (8 rows are 4 + 4, not 6 + 2).
+// Calls use(first, rows) with rows a compile-time number: the fewest blocks of at most MOST that cover
+// M rows, of even sizes (32 rows are 6 6 5 5 5 5), since small blocks hide latencies badly.
 template <int MOST, class Use>
 inline void each_block(int64_t M, Use use) {
-  for (int64_t m = 0; m < M;) {
-    const int64_t rest = M - m;
-    const int64_t rows = rest <= MOST ? rest : rest < 2 * MOST ? (rest + 1) / 2 : MOST;
+  const int64_t blocks = (M + MOST - 1) / MOST;
+  for (int64_t m = 0, i = 0; i < blocks; i++) {
+    const int64_t rows = M / blocks + (i < M % blocks);
     switch (rows) {
       case 6: if constexpr (MOST >= 6) use(m, std::integral_constant<int, 6>()); break;
       case 5: if constexpr (MOST >= 5) use(m, std::integral_constant<int, 5>()); break;

@@ -1,4 +1,4 @@
-"""draw: one token per row from filtered, tempered logits, by Gumbel-max with keyed noise."""
+"""greedy: the likeliest token of each row. draw: one drawn from filtered, tempered logits."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +8,25 @@ from torch import Tensor
 
 from detour.ops.op import Need, op
 from detour.ops.sampling.noise import gumbel
+
+
+def _rows(device: torch.device) -> Iterator[tuple[Need, tuple[Any, ...]]]:
+    source = torch.Generator().manual_seed(6)
+    for rows, vocab in ((1, 50), (3, 33), (33, 4096)):
+        logits = torch.randn(rows, vocab, generator=source)
+        logits[0, [vocab // 3, vocab - 1]] = 9.0
+        logits[rows - 1, rows % vocab] = torch.inf
+        yield {"dtype": torch.float32, "vocab_size": vocab}, (logits.to(device),)
+
+
+@op(__name__, inputs=_rows, tolerance={torch.float32: 0.0})
+def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(first index of the largest, int64 [R]; whether all are finite, bool [R]) of logits [R, V].
+
+    logits  float32, contiguous. Where they are not all finite the index is in range, no more.
+    """
+    # An infinity or NaN anywhere survives the sum; finite logits are far from overflowing it.
+    return logits.argmax(dim=1), logits.sum(dim=1).isfinite()
 
 
 def _inputs(device: torch.device) -> Iterator[tuple[Need, tuple[Any, ...]]]:

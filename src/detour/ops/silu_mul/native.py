@@ -18,8 +18,8 @@ def _reasons(device: Device, need: Need) -> list[str]:
 @silu_mul.backend("native", reasons=_reasons, rank=2)
 def silu_mul_native(x: Tensor) -> Tensor:
     width = x.shape[1] // 2
-    out = x.new_empty(len(x), width)
+    out = x.new_empty(x.shape[0], width)
     native.function("detour_silu_mul", "pnnpi")(
-        x.data_ptr(), len(x), width, out.data_ptr(), torch.get_num_threads()
+        x.data_ptr(), x.shape[0], width, out.data_ptr(), torch.get_num_threads()
     )
     return out
