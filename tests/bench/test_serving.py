@@ -121,7 +121,7 @@ def test_some_failed_is_exit_status_0(serve, capsys):
 @pytest.mark.parametrize(
     "flags, says",
     [
-        (["--base-url", "http://127.0.0.1:9", "--ready-check-timeout-sec", "0"], "Is the server"),
+        (["--base-url", "http://127.0.0.1:9", "--ready-check-timeout-sec", "0"], "is it running"),
         (["--base-url", "nonsense://x"], "is not a server's URL"),
         (["--header", "noseparator"], "should read Name=value"),
         (["--goodput", "speed:1"], "should read ttft:MS"),

@@ -197,5 +197,5 @@ class HttpClient:
                 _Connection, target.host, target.port, ssl=self._tls
             )
         except (OSError, ssl.SSLError) as error:
-            raise ConnectFailed(f"no server answers at {target.url} ({error})") from error
+            raise ConnectFailed(f"no server answers ({error})") from error
         return connection

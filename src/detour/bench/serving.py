@@ -55,7 +55,9 @@ def main(argv: Sequence[str]) -> int:
         with asyncio.Runner(loop_factory=factory) as runner:
             return runner.run(_Run(args, console).whole())
     except DetourError as error:
-        console.print(f"detour bench serve: {error.message}", style="red", markup=False)
+        console.print(
+            f"detour bench serve: {error.message}", style="red", markup=False, soft_wrap=True
+        )
         return 2
     except KeyboardInterrupt:
         console.print("Interrupted.")
@@ -104,13 +106,14 @@ class _Run:
                 status, _ = await self.client.fetch("GET", "/health")
                 if status in (200, 404, 405):
                     return
-                reason = f"{self.target.url}/health answers with status {status}"
+                reason = f"the server's /health answers with status {status}"
             except ConnectFailed as error:
                 reason = str(error)
             except BrokenReply as error:
                 raise BadRequest(f"{self.target.url}: {error}.") from None
             if time.monotonic() >= deadline:
-                raise BadRequest(f"{reason[0].upper()}{reason[1:]}. Is the server running there?")
+                what = reason[0].upper() + reason[1:]
+                raise BadRequest(f"{what}; is it running, and ready, at {self.target.url}?")
             await asyncio.sleep(0.25)
 
     async def _get(self, path: str) -> dict[str, object]:
@@ -184,7 +187,9 @@ class _Run:
         for message in messages[count:]:
             outcome = await send(self.client, message, self.stream)
             if outcome.error:
-                self.console.print(f"Warm-up failed: {outcome.error}", style="yellow", markup=False)
+                self.console.print(
+                    f"Warm-up failed: {outcome.error}", style="yellow", markup=False, soft_wrap=True
+                )
                 break
         if args.flush_cache:
             await self.client.fetch("POST", "/flush_cache")
