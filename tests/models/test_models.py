@@ -6,7 +6,7 @@ A failure of `whole` alone is a layer's math; of the others alone, staging, pagi
 import pytest
 import torch
 import transformers
-from driver import Driver, make_runner
+from step_driver import Driver, make_runner
 
 # Small, but no two sizes alike, so that a swapped dimension cannot hide.
 TINY = {

@@ -13,6 +13,7 @@ import torch
 
 from detour.errors import CheckpointError
 from detour.layers.weight import Site
+from detour.loading.model_config import normalise
 from detour.ops.device import probe
 from detour.ops.route import Routes
 
@@ -36,8 +37,9 @@ def find(config: Mapping[str, Any]) -> ModuleType:
 
 
 def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a checkpoint of this configuration holds, and its shape."""
+    """Every tensor that a checkpoint of this configuration (as in config.json) holds, by shape."""
     architecture = find(config)
+    config = normalise(config, "configuration")
     device = probe("cpu")
     site = Site(device, torch.float32, Routes(device, {}, strict=False))
     architecture.build(architecture.read(config), site, torch.float32)

@@ -15,8 +15,7 @@ from detour.ops.kv_layout import KVLayout
 
 log = logging.getLogger(__name__)
 
-CPU_SHARE = 0.3  # of the memory that is free once the weights are loaded
-CPU_MOST = 4 << 30  # bytes
+CPU_MOST = 4 << 30  # bytes of main memory that are taken unasked
 
 
 def bytes_per_token(layouts: Sequence[KVLayout]) -> int:
@@ -75,9 +74,13 @@ def pages_for(budget: int, layouts: Sequence[KVLayout], page_size: int, wanted_t
     return min(fits, math.ceil(wanted_tokens / page_size) + 1)
 
 
-def cpu_budget() -> int:
-    """Bytes of main memory the KV cache may take."""
-    return min(CPU_MOST, int(CPU_SHARE * available_memory()))
+def cpu_budget(fraction: float, *, asked: bool) -> int:
+    """Bytes of main memory for the KV cache: a fraction of what is free.
+
+    Unless so many tokens were asked for, no more than a person would expect a server to take.
+    """
+    free = int(fraction * available_memory())
+    return free if asked else min(free, CPU_MOST)
 
 
 def available_memory(root: Path = Path("/")) -> int:

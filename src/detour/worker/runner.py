@@ -74,13 +74,20 @@ class Runner:
     """A model, its KV cache and its sampler. `run` never waits for the device."""
 
     def __init__(
-        self, model: Model, kv: KVCache, sampler: Sampler, staging: Staging, device: torch.device
+        self,
+        model: Model,
+        kv: KVCache,
+        sampler: Sampler,
+        staging: Staging,
+        device: torch.device,
+        logit_bytes: int = LOGIT_BYTES,
     ) -> None:
         self.model = model
         self.kv = kv
         self.sampler = sampler
         self.staging = staging
         self.device = device
+        self.logit_bytes = logit_bytes
         self.prompts: dict[int, NDArray[np.int32]] = {}  # slot -> prompt, of those that ask
 
     @torch.inference_mode()
@@ -128,7 +135,7 @@ class Runner:
         self, hidden: Tensor, targets: NDArray[np.int32], top: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities of `targets` and of the `top` best, in chunks that bound the logits."""
-        step = max(1, LOGIT_BYTES // (4 * self.model.vocab_size))
+        step = max(1, self.logit_bytes // (4 * self.model.vocab_size))
         tokens = torch.from_numpy(targets.astype(np.int64)).to(self.device)
         chunks = [
             token_logprobs(self.model.logits(part), wanted, top)

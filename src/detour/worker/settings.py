@@ -21,7 +21,8 @@ class WorkerSettings:
     max_slots: int = 64  # sequences at once
     max_step_tokens: int = 2048  # the largest step that will be planned
     max_total_tokens: int = 0  # tokens of KV; 0 = what memory allows
-    memory_fraction: float = 0.88  # GPU: share of its memory for weights, transients and KV
+    # GPU: share of its memory for weights, transients and KV; CPU: of free memory, for KV alone
+    memory_fraction: float = 0.5
     threads: int = 0  # CPU: compute threads; 0 = the fastest number, measured at start
     backends: Mapping[str, str] = field(default_factory=dict)  # op -> backend wished for
     strict_backends: bool = False  # a wish that cannot be met is an error
