@@ -53,8 +53,13 @@ def main() -> int:
     channel = EngineChannel(start.to_engine, start.to_front)
     try:
         executor, scheduler = build(start.config, Path(start.model_path), start.seed)
-    except DetourError as error:
-        channel.send(Failed(error.message))
+    except Exception as error:  # libraries raise what they like; the front must hear of it
+        if isinstance(error, DetourError):
+            channel.send(Failed(error.message))
+        else:
+            log.exception("the engine could not start")
+            told = str(error).strip().partition("\n")[0] or type(error).__name__
+            channel.send(Failed(f"The engine could not start: {told}."))
         channel.close()
         return REFUSED_TO_START
     end_with_parent()
@@ -71,38 +76,44 @@ def build(config: Config, model: Path, seed: int) -> tuple[LocalExecutor, Schedu
 
     model: a folder or .gguf file; seed: of dummy weights.
     """
-    chosen = ON_GPU if choose_device(config.device).is_cuda else ON_CPU
-    slots = config.max_running_requests or chosen.sequences
-    chunk = config.chunked_prefill_size or chosen.chunk
-    executor = LocalExecutor(
-        WorkerSettings(
-            model=model,
-            device=config.device,
-            dtype=config.dtype,
-            kv_dtype=config.kv_cache_dtype,
-            load_format=config.load_format,
-            overrides=config.model_overrides,
-            context_length=config.context_length,
-            page_size=config.page_size,
-            max_slots=slots,
-            # Prompts may fill the chunk while every sequence decodes.
-            max_step_tokens=slots + (chunk if chunk > 0 else config.max_prefill_tokens),
-            max_total_tokens=config.max_total_tokens,
-            memory_fraction=config.mem_fraction_static or chosen.memory,
-            threads=config.threads,
-            backends=config.wishes(),
-            strict_backends=config.strict_backends,
-            seed=seed,
-        )
-    )
+    executor = LocalExecutor(worker_settings(config, model, seed))
     settings = SchedulerSettings(
-        chunk=chunk,
+        chunk=config.chunked_prefill_size or chosen_for(config).chunk,
         max_prefill_tokens=config.max_prefill_tokens,
         policy="lpm" if config.schedule_policy == "lpm" else "fcfs",
         share_prefixes=not config.disable_radix_cache,
         conservativeness=config.schedule_conservativeness,
     )
     return executor, Scheduler(executor.geometry, settings)
+
+
+def chosen_for(config: Config) -> Chosen:
+    return ON_GPU if choose_device(config.device).is_cuda else ON_CPU
+
+
+def worker_settings(config: Config, model: Path, seed: int) -> WorkerSettings:
+    chosen = chosen_for(config)
+    slots = config.max_running_requests or chosen.sequences
+    chunk = config.chunked_prefill_size or chosen.chunk
+    return WorkerSettings(
+        model=model,
+        device=config.device,
+        dtype=config.dtype,
+        kv_dtype=config.kv_cache_dtype,
+        load_format=config.load_format,
+        overrides=config.model_overrides,
+        context_length=config.context_length,
+        page_size=config.page_size,
+        max_slots=slots,
+        # Prompts may fill the chunk while every sequence decodes.
+        max_step_tokens=slots + (chunk if chunk > 0 else config.max_prefill_tokens),
+        max_total_tokens=config.max_total_tokens,
+        memory_fraction=config.mem_fraction_static or chosen.memory,
+        threads=config.threads,
+        backends=config.wishes(),
+        strict_backends=config.strict_backends,
+        seed=seed,
+    )
 
 
 def end_with_parent() -> None:

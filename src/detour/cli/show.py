@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import yaml
 
+from detour.config.environment import read_environment
 from detour.config.parse import make_parser, parse
 from detour.config.table import markdown
+from detour.launch import model_path
 
 WHAT = {
     "config": "every option and its value, as a file for --config",
@@ -35,5 +37,6 @@ def main(argv: Sequence[str]) -> int:
     elif what == "flags":
         print(markdown(), end="")
     else:  # these two load torch
-        importlib.import_module(f"detour.cli.show_{what}").show(parsed.config)
+        path = model_path(parsed.config, read_environment())
+        importlib.import_module(f"detour.cli.show_{what}").show(parsed.config, path)
     return 0

@@ -1,0 +1,57 @@
+"""Starts `detour serve` as a person does, on a free port, and ends it."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+WAIT_SECONDS = 110.0
+
+
+class RunningServer:
+    """The process, its URL once it is up, and everything it said."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "detour", "serve", "--port", "0", *arguments]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.lines: list[str] = []
+        self.url = ""
+        self._up = threading.Event()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if line.startswith("Detour ") and " at http" in line:
+                self.url = line.rsplit(" at ", 1)[1].strip()
+                self._up.set()
+        self._up.set()
+
+    def wait_until_up(self) -> "RunningServer":
+        self._up.wait(WAIT_SECONDS)
+        assert self.url, "".join(self.lines)
+        return self
+
+    @property
+    def engine_pid(self) -> int:
+        listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return int(listed.split()[0])
+
+    def wait(self) -> int:
+        """The exit status."""
+        status = self.process.wait(WAIT_SECONDS)
+        self._reader.join(WAIT_SECONDS)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return status
+
+    def stop(self) -> int:
+        self.process.terminate()
+        try:
+            return self.wait()
+        finally:
+            self.process.kill()
