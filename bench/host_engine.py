@@ -225,7 +225,9 @@ def rows() -> list[Row]:
         name = f"4 match 32k tokens in {nodes} nodes"
         found.append(Row(name, match(nodes) * us, "us", f"{anchor} mini-sglang", bar))
     found.append(
-        Row("5 insert 9k, 8k shared, 4,096 leaves", insert_shared() * us, "us", "54 mini-sglang", 60)
+        Row(
+            "5 insert 9k, 8k shared, 4,096 leaves", insert_shared() * us, "us", "54 mini-sglang", 60
+        )
     )
     for leaves, anchor in ((4096, "1,100 mini-sglang"), (65536, "17,000 (extrapolated)")):
         name = f"6 evict 1k tokens of {leaves:,} leaves"

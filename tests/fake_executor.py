@@ -17,6 +17,7 @@ from detour.engine.plan import (
 from detour.engine.request import FinishReason, Request, unpack_ids
 from detour.sampling_params import SamplingParams
 
+
 def geometry(**changes) -> Geometry:
     values = {
         "num_pages": 64,
@@ -86,8 +87,8 @@ class FakeExecutor:
     """Computes by a rule, and asserts on the way that the engine keeps the contract.
 
     Each page slot remembers whose KV it holds: the chain hash of the tokens up to it. A row that
-    attends to a slot which does not hold exactly the KV of its own prefix fails the test, so no page
-    can be shared, freed or overwritten wrongly without being seen.
+    attends to a slot which does not hold exactly the KV of its own prefix fails the test, so no
+    page can be shared, freed or overwritten wrongly without being seen.
 
     Steps run when they are collected. `raise_on`: steps whose collect raises; `refuse`: steps whose
     submit raises. `not_finite`: seeds of requests whose logits are not finite.

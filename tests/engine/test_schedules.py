@@ -8,6 +8,7 @@ from harness import Harness, request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from detour.engine.request import unpack_ids
 from detour.engine.scheduler import SchedulerSettings
 
 geometries = st.builds(
@@ -96,10 +97,13 @@ bounded = settings(
 def test_answers_do_not_depend_on_the_schedule(geo, config, depth, actions):
     harness = Harness(geo, config, depth)
     play(harness, actions)
-    for sid, entry in harness.requests.items():
-        if sid in harness.finishes and harness.finishes[sid].reason in ("stop", "length"):
-            if entry.params.logprobs >= 0:
-                assert harness.logprobs[sid] == [-float(t) for t in harness.tokens[sid]]
+    for sid, finish in harness.finishes.items():
+        params = harness.requests[sid].params
+        if params.logprobs >= 0:
+            assert harness.logprobs[sid] == [-float(token) for token in harness.tokens[sid]]
+        if params.prompt_logprobs >= 0 and finish.reason != "error":
+            ids = unpack_ids(harness.requests[sid].prompt_ids).tolist()
+            assert harness.scores[sid] == [-float(token) for token in ids[1:]]
 
 
 @bounded

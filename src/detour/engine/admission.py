@@ -33,7 +33,7 @@ def refusal(request: Request, geometry: Geometry) -> Finish | None:
             f"context length of {context} tokens; shorten the prompt."
         )
     ids = unpack_ids(request.prompt_ids + request.output_ids)
-    if ids.min() < 0 or ids.max() >= geometry.vocab_size:
+    if ids.view(np.uint32).max() >= geometry.vocab_size:
         return error(f"A token id is outside the vocabulary of {geometry.vocab_size} tokens.")
     if given >= params.max_tokens and not (params.prompt_logprobs >= 0 and not given):
         return Finish(request.sid, "length")
@@ -69,6 +69,8 @@ class Admission:
         self._ledger = ledger
         self._least = min(1.0, LEAST_SHARE * conservativeness)
         self._share = min(1.0, START_SHARE * conservativeness)
+        # With more pages to spare than this there is no need to count.
+        self._most_reserve = (len(table.alive) + 1) * (FAR // table.page_size + 1)
 
     def relax(self) -> None:
         self._share = max(self._least, self._share * RELAX)
@@ -80,25 +82,26 @@ class Admission:
         """Pages that the running sequences are expected to need beyond those they have."""
         table = self._table
         now = np.maximum(table.planned, table.known)
-        growth = np.minimum(table.target - now, FAR) * self._share
-        ends = -(-(now + growth.astype(np.int32)) // table.page_size)
-        return int(np.maximum(ends - table.capacity // table.page_size, 0).sum())
+        lack = now + np.minimum(table.target - now, FAR) * self._share - table.capacity
+        lack = lack[lack > 0]
+        return int(lack.sum() / table.page_size + len(lack) / 2)  # a page is half full on average
 
-    def enter(self, sequence: Sequence, slot: int, reserve: int, budget: int) -> bool:
-        """Give `sequence` the slot and pages for its known tokens, if `reserve` pages remain and at
+    def enter(self, sequence: Sequence, slot: int, budget: int) -> bool:
+        """Give `sequence` the slot and pages for its known tokens, if the reserve remains and at
         most `budget` tokens are left to compute. With nothing running no reserve is kept."""
         table, ledger = self._table, self._ledger
         known = len(sequence.ids) // 4
-        match = ledger.tree.match(
-            sequence.namespace, sequence.ids, ledger.most_cached(sequence)
-        )
+        match = ledger.tree.match(sequence.namespace, sequence.ids, ledger.most_cached(sequence))
         ledger.tree.pin(match.node)
         cached = len(match.pages) * table.page_size
         need = table.pages_for(known) - len(match.pages)
-        left = limit_of(sequence, table.context_length) - known
-        growth = table.pages_for(known + int(min(left, FAR) * self._share)) - table.pages_for(known)
-        keep = reserve + growth if table.sequences else 0
-        if need + keep > ledger.available or known - cached > budget:
+        spare = ledger.available - need
+        fits = spare >= 0 and known - cached <= budget
+        if fits and table.sequences and spare < self._most_reserve:
+            left = limit_of(sequence, table.context_length) - known
+            growth = table.pages_for(known + int(min(left, FAR) * self._share))
+            fits = spare >= self.reserve() + growth - table.pages_for(known)
+        if not fits:
             ledger.tree.unpin(match.node)
             return False
         table.enter(sequence, slot, cached)

@@ -24,17 +24,21 @@ class Outbox:
             sequence.started = True
             self._started.append(Started(sequence.request.sid, sequence.cached_tokens))
 
-    def logprobs(self, sequence: Sequence, result: StepResult, row: int) -> None:
-        """Of the token sampled at `row` of the result."""
-        best = sequence.request.params.logprobs
-        self._logprobs.append(
-            TokenLogprobs(
-                sequence.request.sid,
-                float(result.logprobs[row]),
-                result.top_ids[row, :best].tobytes(),
-                result.top_logprobs[row, :best].tobytes(),
+    def logprobs(
+        self, sequences: dict[int, Sequence], slots: Int64s, rows: Int64s, result: StepResult
+    ) -> None:
+        """Of the tokens that these slots got, at these rows of the result."""
+        for slot, row in zip(slots.tolist(), rows.tolist(), strict=True):
+            request = sequences[slot].request
+            best = request.params.logprobs
+            self._logprobs.append(
+                TokenLogprobs(
+                    request.sid,
+                    float(result.logprobs[row]),
+                    result.top_ids[row, :best].tobytes(),
+                    result.top_logprobs[row, :best].tobytes(),
+                )
             )
-        )
 
     def prompt_logprobs(self, sequence: Sequence, row: PromptRowLogprobs) -> None:
         """Without those said before (a sequence that was preempted computes them again)."""

@@ -109,10 +109,10 @@ class PageLedger:
         self.tree.unpin(node)
         if poisoned:
             self.tree.forget(node)
-        self._changes = [change for change in self._changes if change[0][0] != slot]
 
     def take_changes(self) -> tuple[Int32s, Int32s, Int32s]:
-        """Page table changes since the last call: slots, columns, pages; later ones count."""
+        """Page table changes since the last call: slots, columns, pages; later ones count (so
+        those of a slot that has a new sequence by now do no harm)."""
         changes, self._changes = self._changes, []
         if len(changes) == 1:
             return changes[0]

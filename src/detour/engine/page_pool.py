@@ -109,7 +109,7 @@ class PagePool:
 
     def _checked(self, pages: Int32s, state: int) -> Int32s:
         right = self._states[pages] == state
-        if right.all():
+        if np.count_nonzero(right) == len(pages):
             return pages
         wrong: Int32s = pages[~right]
         self.faults += 1

@@ -91,9 +91,7 @@ class PrefixTree:
         if inner:
             node = self._split(child, inner)
             pieces.append(node.pages)
-        if len(pieces) == 1:
-            return Match(node, pieces[0])
-        return Match(node, np.concatenate(pieces) if pieces else NO_PAGES)
+        return Match(node, _joined(pieces))
 
     def pin(self, node: Node) -> None:
         """Keep the pages from the root to the end of this node."""
@@ -124,15 +122,15 @@ class PrefixTree:
         """Put held `pages`, which hold `tokens` (as many whole pages), below a pinned `node`.
 
         Moves the caller's pin to the node returned, which ends where `tokens` end. Where the tree
-        has a beginning of `tokens` already, its pages are returned: the caller uses them from now on,
-        and its own copies, pages[: len(returned)], stay the caller's to release.
+        has a beginning of `tokens` already, its pages are returned: the caller uses them from now
+        on, and its own copies, pages[: len(returned)], stay the caller's to release.
         """
         pieces: list[Int32s] = []
         last, child, inner = self._walk(node, tokens, len(pages), pieces)
         if inner:
             last = self._split(child, inner)
             pieces.append(last.pages)
-        present = np.concatenate(pieces) if pieces else NO_PAGES
+        present = _joined(pieces)
         have = len(present)
         if have < len(pages):
             key, own = tokens[have * self._page_bytes :], pages[have:]
@@ -168,7 +166,7 @@ class PrefixTree:
                 done += len(node.pages)
                 self._remove(node)
         if pieces:
-            self._pool.release_cached(np.concatenate(pieces))
+            self._pool.release_cached(_joined(pieces))
             self.evicted += done
         return done
 
@@ -323,6 +321,12 @@ def common_length(a: bytes, start: int, b: bytes) -> int:
         return 0
     first = int(differ.argmax())
     return first if differ[first] else count
+
+
+def _joined(pieces: list[Int32s]) -> Int32s:
+    if len(pieces) == 1:
+        return pieces[0]
+    return np.concatenate(pieces) if pieces else NO_PAGES
 
 
 def _below(root: Node) -> list[Node]:

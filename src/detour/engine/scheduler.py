@@ -5,10 +5,8 @@ the steps that are out are back) and not yet planned. Knows nothing of messages,
 Per step it does no Python work per running sequence: their numbers are columns of a SlotTable.
 """
 
-import heapq
 import itertools
 import logging
-import math
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ import msgspec
 import numpy as np
 
 from detour.engine.admission import Admission, outgrown, refusal
+from detour.engine.deadlines import Deadlines
 from detour.engine.outbox import Outbox
 from detour.engine.page_ledger import PageLedger
 from detour.engine.plan import Bools, Geometry, Int32s, StepPlan, StepResult
@@ -64,7 +63,7 @@ class Scheduler:
         self._whole = settings.chunk <= 0
         self._budget = settings.max_prefill_tokens if self._whole else settings.chunk
         self._open: dict[int, Sequence] = {}
-        self._deadlines: list[tuple[float, int]] = []
+        self._deadlines = Deadlines()
         self._prefilling: list[Sequence] = []  # in a slot, not all given tokens computed; by rank
         self._free_slots = list(range(geometry.max_slots - 1, -1, -1))
         self._leaving: list[tuple[int, int]] = []  # (step, slot): free once that step is back
@@ -128,10 +127,7 @@ class Scheduler:
         self._arrivals += 1
         self.queue.add(self._open[sid])
         if request.deadline:
-            heapq.heappush(self._deadlines, (request.deadline, sid))
-            if len(self._deadlines) > 2 * len(self._open) + 64:
-                self._deadlines = [entry for entry in self._deadlines if entry[1] in self._open]
-                heapq.heapify(self._deadlines)
+            self._deadlines.add(request.deadline, sid, self._open)
 
     def abort(self, sids: list[int]) -> None:
         """End these without a Finish; unknown ones are ignored."""
@@ -147,14 +143,12 @@ class Scheduler:
     def expire(self, now: float) -> None:
         """End the sequences whose deadline has passed."""
         while self.next_deadline() <= now:
-            _, sid = heapq.heappop(self._deadlines)
+            sid = self._deadlines.pop()
             self._end(self._open[sid], Finish(sid, "deadline"))
 
     def next_deadline(self) -> float:
         """Of the open sequences; infinity where none has one."""
-        while self._deadlines and self._deadlines[0][1] not in self._open:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else math.inf
+        return self._deadlines.next(self._open)
 
     # --- planning
 
@@ -202,32 +196,49 @@ class Scheduler:
         """Prompt tokens for what the decodes leave of the step."""
         budget = self._budget if self._whole else max(self._budget - decodes, self._least)
         chunks: list[Chunk] = []
-        for sequence in self._prefilling:
-            budget -= self._plan_chunk(sequence, budget, chunks)
-        if len(self.queue) and self._free_slots and budget > 0:
-            self._admit(budget, chunks)
+        running = self._prefilling.copy()
+        if running and not self._whole and self._rest(running[0]) > 2 * budget:
+            # A very long prompt leaves a quarter to those behind it, so that they need not wait for
+            # all of it.
+            share = budget // 4
+            budget -= share - self._plan_in_order(running[1:], share, chunks)
+            self._plan_chunk(running[0], budget, chunks)
+        else:
+            self._plan_in_order(running, budget, chunks)
         return chunks
 
-    def _admit(self, budget: int, chunks: list[Chunk]) -> None:
+    def _plan_in_order(self, running: list[Sequence], budget: int, chunks: list[Chunk]) -> int:
+        """Those in a slot, then new ones; what is left of the budget."""
+        for sequence in running:
+            budget -= self._plan_chunk(sequence, budget, chunks)
+        if len(self.queue) and self._free_slots and budget > 0:
+            budget = self._admit(budget, chunks)
+        return budget
+
+    def _rest(self, sequence: Sequence) -> int:
+        """Given tokens that are not planned."""
+        return int(self.table.known[sequence.slot] - self.table.planned[sequence.slot])
+
+    def _admit(self, budget: int, chunks: list[Chunk]) -> int:
         table = self.table
         for sequence in self.queue.candidates():
             if budget <= 0 or not self._free_slots:
-                return
+                break
             if self.queue.held_back(sequence, self._prefilling):
                 continue
-            reserve = self._admission.reserve()
             most = budget if self._whole and chunks else self.geometry.context_length
             slot = self._free_slots[-1]
-            if self._admission.enter(sequence, slot, reserve, most):
+            if self._admission.enter(sequence, slot, most):
                 self._free_slots.pop()
                 self.queue.admitted(sequence)
                 insort(self._prefilling, sequence, key=rank)
                 self._count_admission(sequence, int(table.planned[slot]))
                 budget -= self._plan_chunk(sequence, budget, chunks, enters=True)
             elif table.sequences:
-                return  # none passes it by being smaller
+                break  # none passes it by being smaller
             else:
                 self._end(sequence, outgrown(sequence, self.geometry))
+        return budget
 
     def _count_admission(self, sequence: Sequence, cached: int) -> None:
         if sequence.cached_tokens < 0:
@@ -279,7 +290,9 @@ class Scheduler:
         self._commit_chunks(plan, result)
         if len(slots):
             self.outbox.tokens(table.sids[slots], tokens)
-            self._commit_logprobs(slots, rows, result)
+            asked = table.wants_logprobs[slots]
+            if np.count_nonzero(asked):
+                self.outbox.logprobs(table.sequences, slots[asked], rows[asked], result)
             over = table.may_end[tokens] | (known >= table.limit[slots])
             if np.count_nonzero(over):
                 self._finish(slots[over], tokens[over], known[over])
@@ -304,12 +317,6 @@ class Scheduler:
                     self.outbox.started(sequence)
                 else:
                     self._end(sequence, Finish(sequence.request.sid, "length"))
-
-    def _commit_logprobs(self, slots: Int64s, rows: Int64s, result: StepResult) -> None:
-        asked = self.table.wants_logprobs[slots]
-        if np.count_nonzero(asked):
-            for slot, row in zip(slots[asked].tolist(), rows[asked].tolist(), strict=True):
-                self.outbox.logprobs(self.table.sequences[slot], result, row)
 
     def _finish(self, slots: Int64s, tokens: Int32s, known: Int32s) -> None:
         """End those of these sequences that their new token ends."""
@@ -388,12 +395,7 @@ class Scheduler:
         self._leaving = [entry for entry in self._leaving if entry[0] >= first]
 
 
-_NOT_FINITE = Finish(
-    0,
-    "error",
-    message="The model's output for this sequence was not a finite number.",
-    status=500,
-)
+_NOT_FINITE = Finish(0, "error", message="The model's output was not a finite number.", status=500)
 
 
 def _groups(requests: list[Request]) -> list[list[Request]]:
