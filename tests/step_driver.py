@@ -107,4 +107,4 @@ class Driver:
         batch = self.runner.staging.stage(self.plan(rows))
         model = self.runner.model
         hidden = model.forward(batch, model.plan(batch), self.runner.kv.layers)
-        return list(model.logits(hidden).split([count for _, count in rows]))
+        return list(model.logits(hidden).cpu().split([count for _, count in rows]))
