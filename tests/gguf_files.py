@@ -1,5 +1,6 @@
 """GGUF files for tests, written by the `gguf` package: an independent hand at the format."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -8,7 +9,7 @@ import numpy as np
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, FFN, LAYERS, VOCAB = 4, 2, 16, 64, 96, 2, 40
 
 
-def write_gguf(path: Path, arch: str, metadata: dict = {}, tensors: dict = {}) -> Path:
+def write_gguf(path: Path, arch: str, metadata: Mapping = {}, tensors: Mapping = {}) -> Path:
     """metadata: key -> value, keys that start with "." are the architecture's own.
 
     tensors: name -> float array, or (array, type name) to quantise it, or (bytes array, type name)

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from gguf_files import HEADS, HIDDEN, KV_HEADS, llama_tensors, model_metadata, write_gguf
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from detour.errors import CheckpointError
 from detour.loading.checkpoint import open_checkpoint
@@ -32,10 +34,8 @@ def test_every_tensor_comes_back_under_its_hugging_face_name(llama):
     assert checkpoint.nbytes == sum(array.nbytes for array in ours.values())
 
 
+@pytest.mark.slow
 def test_it_reads_what_transformers_reads(tmp_path):
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
     theirs, _ = llama_tensors(kind="Q8_0")
     path = write_gguf(tmp_path / "m.gguf", "llama", model_metadata(), theirs)
     oracle = load_gguf_checkpoint(str(path))["config"]

@@ -29,6 +29,12 @@ def file(tmp_path):
     return gguf_files.write_gguf(tmp_path / "x.gguf", "llama", METADATA, TENSORS)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    file = tmp_path_factory.mktemp("whole") / "x.gguf"
+    return gguf_files.write_gguf(file, "llama", METADATA, TENSORS)
+
+
 def test_metadata_and_tensors_come_back(file):
     header = read_gguf_header(file)
     for key, value in METADATA.items():
@@ -87,12 +93,12 @@ def test_a_header_cut_anywhere_is_an_error_and_never_a_crash(file):
 
 @settings(max_examples=150, deadline=None)
 @given(at=st.integers(4, 400), byte=st.integers(0, 255))
-def test_a_flipped_byte_is_read_or_refused(tmp_path_factory, at, byte):
-    file = tmp_path_factory.mktemp("f") / "x.gguf"
-    data = bytearray(gguf_files.write_gguf(file, "llama", METADATA, TENSORS).read_bytes())
+def test_a_flipped_byte_is_read_or_refused(whole, at, byte):
+    data = bytearray(whole.read_bytes())
     data[at] = byte
+    file = whole.with_name("flipped.gguf")
     file.write_bytes(data)
     try:
         read_gguf_header(file)
     except CheckpointError as error:
-        assert "x.gguf" in error.message
+        assert "flipped.gguf" in error.message

@@ -120,10 +120,8 @@ class ChatTemplate:
             text = f"The chat template refuses this: {error}"
             raise BadRequest(text, param="messages") from error
         except jinja2.TemplateError as error:
-            raise BadRequest(
-                f"The chat template cannot render these messages: {error.message or error}.",
-                param="messages",
-            ) from error
+            text = f"The chat template cannot render these messages: {error}"
+            raise BadRequest(f"{text.rstrip('.')}.", param="messages") from error
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             # A template that meets a shape its author did not think of fails as Python code does.
             text = (

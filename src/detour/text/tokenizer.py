@@ -129,6 +129,9 @@ def _from_gguf(header: GgufHeader) -> Tokenizer:
 # --- a folder -------------------------------------------------------------------------------------
 
 
+_OBEY_ADD_BOS = {"LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer"}
+
+
 def _from_folder(folder: Path) -> Tokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
@@ -189,8 +192,13 @@ def _add_declared_tokens(inner: tokenizers.Tokenizer, config: dict[str, Any]) ->
 
 
 def _set_ends(inner: tokenizers.Tokenizer, config: dict[str, Any], bos: str, eos: str) -> None:
-    """Honours add_bos_token and add_eos_token: where given, they overrule tokenizer.json."""
-    if not any(isinstance(config.get(f"add_{end}_token"), bool) for end in ("bos", "eos")):
+    """Honours add_bos_token and add_eos_token for the classes in transformers that do.
+
+    There they overrule tokenizer.json; a file of any other class may carry them without effect.
+    """
+    kind = str(config.get("tokenizer_class")).removesuffix("Fast")
+    given = any(isinstance(config.get(f"add_{end}_token"), bool) for end in ("bos", "eos"))
+    if kind not in _OBEY_ADD_BOS or not given:
         return
     first = [bos] if bos and config.get("add_bos_token") else []
     last = [eos] if eos and config.get("add_eos_token") else []
