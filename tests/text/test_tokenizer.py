@@ -145,9 +145,9 @@ def test_a_llama_class_obeys_its_flags(folder, config, ids):
 
 
 def test_specials_and_ends_are_found(folder):
-    change(folder, "generation_config.json", eos_token_id=[0, 3])
+    change(folder, "generation_config.json", eos_token_id=[0, 3, 9])
     tokenizer = open_tokenizer(folder)
-    assert tokenizer.eos_ids == (0, 3) and tokenizer.token_id(TURN_END) == 3
+    assert tokenizer.eos_ids == (3, 0, 9) and tokenizer.token_id(TURN_END) == 3
     assert {0, 1, 2, 3} <= tokenizer.special_ids
     assert tokenizer.token_id("<think>") not in tokenizer.special_ids
     assert tokenizer.token_id("nothing") == -1

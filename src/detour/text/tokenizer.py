@@ -209,12 +209,12 @@ def _set_ends(inner: tokenizers.Tokenizer, config: dict[str, Any], bos: str, eos
 
 
 def _folder_eos_ids(folder: Path, named: int | None) -> tuple[int, ...]:
-    """generation_config.json's ends of text and the tokenizer's own."""
+    """The tokenizer's own end of text first (what templates call eos_token), then the model's."""
     given = _json(folder / "generation_config.json").get("eos_token_id")
     if given is None:
         given = _json(folder / "config.json").get("eos_token_id")
     ids = given if isinstance(given, list) else [given]
-    return tuple(dict.fromkeys(i for i in [*ids, named] if isinstance(i, int)))
+    return tuple(dict.fromkeys(i for i in [named, *ids] if isinstance(i, int)))
 
 
 def _folder_chat_template(folder: Path, config: dict[str, Any]) -> str:
