@@ -1,5 +1,6 @@
 """How a server under measurement is started on this machine, and ended: ours and the peers."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -107,12 +108,14 @@ class Running:
         raise RuntimeError(f"{self._server.name} was not ready in time; see {self._log}")
 
     def __exit__(self, *_: object) -> None:
-        for wish in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(self._process.pid, wish)
-                self._process.wait(20)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                continue
+        try:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(30)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            pass
+        with contextlib.suppress(ProcessLookupError):  # what it left behind
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
 
 def healthy(port: int) -> bool:

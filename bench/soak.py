@@ -1,6 +1,6 @@
 """Memory stays flat: many short requests, a fifth of them abandoned, and the processes' sizes.
 
-    python bench/soak.py [--requests 20000] [--model M]
+    python bench/soak.py [--requests 20000] [--model M]     (a tiny model of random weights else)
     python bench/soak.py --url http://127.0.0.1:30000 --pid PID     (a server that runs already)
 
 Abandoning means: closing the connection before the first token, amid the stream, or asking
@@ -24,9 +24,25 @@ from servers import Running, detour
 
 from detour.bench.http_client import BrokenReply, ConnectFailed, HttpClient, Target
 from detour.bench.load import EventReader
+from detour.loading.synthetic import write_checkpoint
 
 PORT = 18492
 SAMPLES = 40
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+}
 
 
 def processes(pid: int) -> dict[str, int]:
@@ -193,7 +209,9 @@ async def whole(url: str, pid: int, args: argparse.Namespace) -> bool:
     began = time.monotonic()
     samples = await soak.run(args.requests, args.streams, pids)
     seconds = time.monotonic() - began
-    print(f"{args.requests} requests in {seconds:.0f} s: {soak.ended} {soak.reasons or ''}")
+    print(f"{args.requests} requests in {seconds:.0f} s: {soak.ended}")
+    for reason, times in list(soak.reasons.items())[:5]:
+        print(f"  failed x{times}: {reason}")
     good = verdicts(samples, args.allow) & await pages_come_back(soak)
     await soak.client.close()
     return good and not soak.ended["failed"]
@@ -203,11 +221,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--url", default="", help="a server that runs already; needs --pid")
     parser.add_argument("--pid", type=int, default=0, help="of its first process")
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="for a server of our own")
+    parser.add_argument("--model", default="", help="for a server of our own; default: a tiny one")
     parser.add_argument("--flags", default="", help="more flags for it")
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--vocab-size", type=int, default=49_152)
+    parser.add_argument("--vocab-size", type=int, default=TINY["vocab_size"])
     parser.add_argument("--allow", type=float, default=8.0, help="MB of growth taken as flat")
     parser.add_argument("--seed", type=int, default=5)
     args = parser.parse_args()
@@ -215,7 +233,12 @@ def main() -> int:
         return 0 if asyncio.run(whole(args.url, args.pid, args)) else 1
     # A small cache, so that all of it was touched long before the first sample that counts.
     flags = ["--max-total-tokens", "8192", *args.flags.split()]
-    server = detour(Path(sys.executable), args.model, flags, 2048, PORT)
+    model = args.model
+    if not model:
+        folder = Path(tempfile.mkdtemp(prefix="soak-"))
+        model = str(write_checkpoint(folder / "tiny", TINY, {}))
+        flags += ["--load-format", "dummy"]
+    server = detour(Path(sys.executable), model, flags, 2048, PORT)
     with Running(server, Path(tempfile.gettempdir()) / "soak.log") as running:
         return 0 if asyncio.run(whole(running.url, running.pid, args)) else 1
 
