@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import WORDS, sentencepiece_metadata
 from gguf_files import write_gguf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,6 +14,7 @@ from tokenizers import Tokenizer as Inner
 from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import WordPiece
 from transformers import AutoTokenizer
+from vocabularies import WORDS, sentencepiece_metadata
 
 from detour.errors import BadRequest, CheckpointError
 from detour.loading.synthetic import CHAT_TEMPLATE, TURN_END, write_tokenizer
