@@ -85,7 +85,7 @@ def play(harness: Harness, actions) -> None:
 
 
 bounded = settings(
-    max_examples=150,
+    max_examples=60,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

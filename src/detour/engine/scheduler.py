@@ -102,7 +102,8 @@ class Scheduler:
     def submit(self, requests: list[Request]) -> None:
         """Queue them. What can never run ends at once with a Finish that says why."""
         most = self.settings.max_queued
-        for group in _groups(requests):
+        for _, members in itertools.groupby(requests, key=lambda request: request.group):
+            group = list(members)  # of one client request: all are taken or none
             room = most + len(self._free_slots) - len(self.queue)
             full = most >= 0 and room < len(group)
             for request in group:
@@ -396,8 +397,3 @@ class Scheduler:
 
 
 _NOT_FINITE = Finish(0, "error", message="The model's output was not a finite number.", status=500)
-
-
-def _groups(requests: list[Request]) -> list[list[Request]]:
-    """Neighbours of one client request together."""
-    return [list(group) for _, group in itertools.groupby(requests, key=lambda r: r.group)]
