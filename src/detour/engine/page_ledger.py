@@ -73,7 +73,7 @@ class PageLedger:
         table = self._table
         pages = self._take(len(slots))
         columns = table.capacity[slots] // self._page_size
-        table.page_table[slots, columns] = pages
+        table.page_table[slots, columns.astype(np.intp)] = pages
         table.capacity[slots] += self._page_size
         self._changes.append((slots.astype(np.int32), columns, pages))
 
@@ -157,8 +157,10 @@ class PageLedger:
         return self.pool.allocate(count)
 
     def _change(self, slot: int, column: int, pages: Int32s) -> None:
+        slots = np.empty(len(pages), np.int32)
+        slots.fill(slot)
         columns = np.arange(column, column + len(pages), dtype=np.int32)
-        self._changes.append((np.full(len(pages), slot, np.int32), columns, pages))
+        self._changes.append((slots, columns, pages))
 
     def _held(self) -> Int32s:
         table = self._table

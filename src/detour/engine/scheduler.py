@@ -283,18 +283,14 @@ class Scheduler:
             for slot in slots[alive & ~valid].tolist():
                 self._end(table.sequences[slot], _NOT_FINITE, poisoned=True)
             slots, tokens = slots[rows], tokens[rows]
-        known = table.known[slots]
-        table.tokens[slots, known] = tokens
-        known += 1
-        table.known[slots] = known
-        table.last[slots] = tokens
+        known = table.append(slots, tokens)
         self._commit_chunks(plan, result)
         if len(slots):
             self.outbox.tokens(table.sids[slots], tokens)
             asked = table.wants_logprobs[slots]
             if np.count_nonzero(asked):
                 self.outbox.logprobs(table.sequences, slots[asked], rows[asked], result)
-            over = table.may_end[tokens] | (known >= table.limit[slots])
+            over = table.may_end[tokens.astype(np.intp)] | (known >= table.limit[slots])
             if np.count_nonzero(over):
                 self._finish(slots[over], tokens[over], known[over])
         self.counters.steps += 1

@@ -77,11 +77,13 @@ class SlotTable:
         columns = -(-context // geometry.page_size)
         self.page_size = geometry.page_size
         self.context_length = context
-        # Rows are an odd number of cache lines apart: a step writes the same few columns of all rows,
-        # which must not fall into one set of the processor's cache.
+        # Rows are an odd number of cache lines apart: a step writes the same few columns of all
+        # rows, which must not fall into one set of the processor's cache.
         line = 64 // 4
         width = (context // line + 1 | 1) * line
-        self.tokens: Int32s = np.empty((slots, width), np.int32)[:, :context]
+        self._places: Int32s = np.empty(slots * width, np.int32)
+        self._rows: Int64s = np.arange(slots) * width  # where each slot's tokens begin
+        self.tokens: Int32s = self._places.reshape(slots, width)[:, :context]
         self.page_table: Int32s = np.empty((slots, columns), np.int32)
         self.last: Int32s = np.zeros(slots, np.int32)  # the last known token
         self.known: Int32s = np.zeros(slots, np.int32)
@@ -140,6 +142,15 @@ class SlotTable:
                 self.may_end[token] = False
         del self.sequences[slot]
         sequence.slot = -1
+
+    def append(self, slots: Int64s, tokens: Int32s) -> Int32s:
+        """One more known token for each of these slots; how many they have now."""
+        known = self.known[slots]
+        self._places[self._rows[slots] + known] = tokens
+        known += 1
+        self.known[slots] = known
+        self.last[slots] = tokens
+        return known
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)

@@ -88,7 +88,7 @@ def build_step(
         table_slots=changed,
         table_columns=columns,
         table_pages=pages,
-        admitted=tuple(_admitted(chunk.sequence) for chunk in chunks if chunk.enters),
+        admitted=tuple([_admitted(chunk.sequence) for chunk in chunks if chunk.enters]),
     )
     return plan, Outstanding(step, decodes, sampled, chunks, changed)
 
