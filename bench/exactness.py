@@ -25,7 +25,8 @@ from detour.bench.http_client import BrokenReply, ConnectFailed, HttpClient, Tar
 from detour.bench.load import EventReader
 
 PORT = 18490
-PRESSURE_TOKENS = 1024  # in the KV cache; the requests want some ten times as many
+# The requests want some ten times as many tokens, and nothing is kept back for their growth.
+PRESSURE = ["--max-total-tokens", "1024", "--schedule-conservativeness", "0"]
 CHUNKS = {"16": 16, "64": 64, "off": -1}
 
 
@@ -40,7 +41,7 @@ class Combination:
     def flags(self) -> list[str]:
         flags = ["--chunked-prefill-size", str(CHUNKS[self.chunk]), "--page-size", str(self.page)]
         flags += [] if self.radix else ["--disable-radix-cache"]
-        return flags + (["--max-total-tokens", str(PRESSURE_TOKENS)] if self.pressure else [])
+        return flags + (PRESSURE if self.pressure else [])
 
     def __str__(self) -> str:
         radix = "on" if self.radix else "off"
