@@ -43,7 +43,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if not (math.isfinite(value) and low <= value <= high):
-                raise BadRequest(f"{name} must be between {low} and {high}, got {value}.", param=name)
+                raise BadRequest(
+                    f"{name} must be between {low} and {high}, got {value}.", param=name
+                )
         if self.min_tokens > self.max_tokens:
             raise BadRequest(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens}).",
@@ -51,7 +53,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             )
         if len(self.stop) > MAX_STOP_STRINGS:
             raise BadRequest(
-                f"stop takes at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}.", param="stop"
+                f"stop takes at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}.",
+                param="stop",
             )
         if any(not text for text in self.stop):
             raise BadRequest("stop must not contain an empty string.", param="stop")

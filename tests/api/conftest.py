@@ -11,11 +11,11 @@ import httpx
 import openai
 import pytest
 import uvicorn
-from detour.text.chat_template import ChatTemplate
 from fake_engine import ByteTokenizer, FakeEngine
 
 from detour.api.app import build_app
 from detour.api.settings import ApiSettings
+from detour.text.chat_template import ChatTemplate
 
 MODEL = "small"
 

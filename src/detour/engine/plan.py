@@ -18,7 +18,9 @@ Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
-UNKNOWN_TOKEN = -1  # the token was sampled by a step whose result had not come back when this was planned
+UNKNOWN_TOKEN = (
+    -1
+)  # the token was sampled by a step whose result had not come back when this was planned
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,14 @@ class StepPlan:
     slots: Int32s  # [rows]
     starts: Int32s  # [rows] position of the row's first token
     counts: Int32s  # [rows] >= 1
-    tokens: Int32s  # [counts.sum()] row after row; UNKNOWN_TOKEN = the worker holds it (last sampled)
+    tokens: (
+        Int32s  # [counts.sum()] row after row; UNKNOWN_TOKEN = the worker holds it (last sampled)
+    )
     samples: Bools  # [rows] sample a token after the row's last one
     prompt_logprobs: Int32s  # [rows] -1 none, else k: log-probabilities of the row's own tokens too
-    table_slots: Int32s  # [changes] page_table[table_slots, table_columns] = table_pages, before the step
+    table_slots: (
+        Int32s  # [changes] page_table[table_slots, table_columns] = table_pages, before the step
+    )
     table_columns: Int32s  # [changes]
     table_pages: Int32s  # [changes]
     admitted: tuple[Admitted, ...] = ()

@@ -41,7 +41,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     output_ids: bytes = b""  # int32 [already emitted]
     params: SamplingParams
     priority: int = 0  # larger runs earlier
-    deadline: float = 0.0  # time.time() after which the sequence ends with reason "deadline"; 0 = none
+    deadline: float = (
+        0.0  # time.time() after which the sequence ends with reason "deadline"; 0 = none
+    )
     cache_salt: str = ""  # sequences share cached prefixes only within one salt
 
 

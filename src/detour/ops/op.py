@@ -36,7 +36,9 @@ class Backend:
     name: str
     run: Callable[..., Any]
     reasons: Reasons = always
-    plan: Callable[..., Any] = no_plan  # host-side preparation once a step; its result is handed to run
+    plan: Callable[..., Any] = (
+        no_plan  # host-side preparation once a step; its result is handed to run
+    )
     rank: int = 0  # among those that can serve, a larger one is tried first; the reference has -1
 
 
@@ -49,10 +51,14 @@ class Op:
     reference: Backend
     inputs: Callable[[torch.device], Iterator[tuple[Need, tuple[Any, ...]]]]
     tolerance: Mapping[torch.dtype, float]
-    planned: int = 0  # the first so many arguments of an input go to `plan`; its result stands for them
+    planned: int = (
+        0  # the first so many arguments of an input go to `plan`; its result stands for them
+    )
     writes: tuple[int, ...] = ()  # numbers of the arguments that the op writes to
     backends: dict[str, Backend] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)  # backend file -> why it could not be imported
+    missing: dict[str, str] = field(
+        default_factory=dict
+    )  # backend file -> why it could not be imported
     searched: bool = False
 
     def backend(

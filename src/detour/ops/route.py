@@ -72,7 +72,11 @@ class Routes:
         able.sort(key=lambda backend: (backend.name == wish, backend.rank), reverse=True)
         route = Route(op, able, lost)
         if wish and route.current.name != wish:
-            why = "; ".join(lost.get(wish, [f"there is no backend of that name (there are: {', '.join(found)})"]))
+            why = "; ".join(
+                lost.get(
+                    wish, [f"there is no backend of that name (there are: {', '.join(found)})"]
+                )
+            )
             if self.strict:
                 raise ConfigError(f"{op.name} cannot use backend {wish}: {why}.")
             log.warning("%s uses %s instead of %s: %s", op.name, route.current.name, wish, why)

@@ -70,10 +70,9 @@ def _quantised(weight: PackedWeight) -> list[Tensor]:
     if weight.packing == "Q8_0":
         quants = blocks[..., 2:].transpose(2, 3)  # [panels, groups, 32, 16]
         return [scale, quants]
+    least = -8 * scale  # exact: a power of two, and float16's range ends far above it
     if weight.packing == "Q4_1":
         least = blocks[..., 2:4].contiguous().view(torch.float16).squeeze(3)
-    else:
-        least = -8 * scale  # exact: a power of two, and float16's range ends far above it
     nibbles = blocks[..., GROUP_BYTES[weight.packing] - 16 :]
     quants = torch.cat([nibbles & 15, nibbles >> 4], dim=3)  # [panels, groups, 16, 32]
     pairs = quants[..., 0::2] | quants[..., 1::2] << 4  # two inputs a byte: low nibble first

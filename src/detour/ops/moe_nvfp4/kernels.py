@@ -81,7 +81,7 @@ def sort_and_scale(
         tl.store(ends + ids, end, mask=ids < E)
         needed = (counts + BM - 1) // BM
         base = tl.cumsum(needed, 0) - needed
-        for step in range(0, tl.max(needed, 0)):
+        for step in range(tl.max(needed, 0)):
             here = step < needed
             tl.store(tile_expert + base + step, ids, mask=here)
             tl.store(tile_start + base + step, end - counts + step * BM, mask=here)
