@@ -18,9 +18,8 @@ Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
-UNKNOWN_TOKEN = (
-    -1
-)  # the token was sampled by a step whose result had not come back when this was planned
+# The token was sampled by a step whose result had not come back when this one was planned.
+UNKNOWN_TOKEN = -1
 
 
 @dataclass(frozen=True)
