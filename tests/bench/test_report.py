@@ -97,17 +97,17 @@ def test_nothing_succeeded():
 
 
 def test_peaks():
-    # Open: a over [0, 3], b over [1, 2], c from 3 on, as a ends.
+    # Open: a over [0, 3], b over [1, 2.4], c from 3 on, as a ends.
     summary, _ = summary_of(
         [
             outcome(0.0, [0.5, 3.0], tokens=2),
-            outcome(1.0, [1.1, 1.2, 1.3, 2.0], tokens=4),
+            outcome(1.0, [1.6, 1.8, 2.2, 2.4], tokens=4),
             outcome(3.0, [3.5, 4.0], tokens=2),
         ]
     )
     assert summary.peak_concurrency == 2
-    assert summary.peak_output_throughput == 3.0  # the second that begins at 1 s
-    assert summary.concurrency == pytest.approx(0.5)  # 3 + 1 + 1 s of requests in 10 s
+    assert summary.peak_output_throughput == 4.0  # from 1.6 s on, across a whole second's edge
+    assert summary.concurrency == pytest.approx(0.54)  # 3 + 1.4 + 1 s of requests in 10 s
 
 
 def test_goodput_counts_requests_within_every_limit():

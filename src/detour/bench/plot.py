@@ -41,6 +41,8 @@ def plot(summaries: Sequence[Summary], details: Sequence[Details], path: Path) -
     for label, each in zip(labels, details, strict=True):
         itls = np.sort(each.itls)
         itl.plot(itls, np.arange(1, len(itls) + 1) / max(len(itls), 1), label=label)
+    widest = max((summary.itl_ms.p99 for summary in summaries), default=0.0)
+    itl.set_xlim(0, 1.5 * widest or None)
     itl.set_title("ITL: share of gaps below (ms)")
     for axes in (throughput, ttft, tpot, itl):
         axes.grid(alpha=0.3)

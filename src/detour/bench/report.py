@@ -55,7 +55,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     input_throughput: float
     output_throughput: float
     total_throughput: float
-    peak_output_throughput: float  # tokens in the best whole second
+    peak_output_throughput: float  # tokens in the best second
     peak_concurrency: int
     concurrency: float  # mean number open
     ttft_ms: Spread
@@ -111,7 +111,7 @@ def summarise(
         input_throughput=inputs / duration,
         output_throughput=total / duration,
         total_throughput=(inputs + total) / duration,
-        peak_output_throughput=_peak_tokens_in_a_second(good, measured.started),
+        peak_output_throughput=_peak_tokens_in_a_second(good),
         peak_concurrency=_peak_open(measured.outcomes),
         concurrency=sum(o.ended - o.started for o in measured.outcomes) / duration,
         ttft_ms=spread(ttfts),
@@ -161,13 +161,17 @@ def _piece_tokens(outcome: Outcome) -> Floats:
     return np.full(len(counts), _output_tokens(outcome) / len(counts))
 
 
-def _peak_tokens_in_a_second(good: Sequence[Outcome], began: float) -> float:
+def _peak_tokens_in_a_second(good: Sequence[Outcome]) -> float:
+    """The most tokens that came within any one second."""
     with_text = [outcome for outcome in good if outcome.times]
     if not with_text:
         return 0.0
-    times = np.concatenate([np.asarray(outcome.times) for outcome in with_text]) - began
+    times = np.concatenate([np.asarray(outcome.times) for outcome in with_text])
     tokens = np.concatenate([_piece_tokens(outcome) for outcome in with_text])
-    return float(np.bincount(np.maximum(times, 0).astype(np.int64), weights=tokens).max())
+    order = np.argsort(times)
+    times, before = times[order], np.concatenate([[0.0], np.cumsum(tokens[order])])
+    ends = np.searchsorted(times, times + 1.0)
+    return float((before[ends] - before[:-1]).max())
 
 
 def _peak_open(outcomes: Sequence[Outcome]) -> int:
