@@ -68,7 +68,7 @@ def test_attention_does_not_depend_on_chunks_pages_or_neighbours():
         ([1] * 130, 16, 3),
         ([16] * 8 + [2], 1, 0),
         ([100, 1, 29], 64, 40),
-        ([130], 1, 2),
+        ([130], 48, 2),
     ):
         assert torch.equal(attend(q, keys, values, start, pieces, page_size, others), whole)
 

@@ -15,7 +15,7 @@ from detour.ops.batch import Batch
 from detour.ops.device import Device
 from detour.ops.op import Need
 
-QUERIES = 16  # tokens a task has at most; QUERIES in attention.cpp
+QUERIES = 16  # tokens a task has at most: they share a walk over the sequence
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,24 @@ AVX2, backends that need it say so and others serve. Nothing here knows a model.
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from detour.ops.device import Device
 
+log = logging.getLogger(__name__)
+
 SOURCES = Path(__file__).parent
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC")
 FOLDER = Path.home() / ".cache" / "detour" / "native"
 
 
@@ -38,11 +42,17 @@ def reasons(device: Device) -> list[str]:
         return ["the processor has no AVX2"]
     if not compiler():
         return ["no C++ compiler (c++, g++ or clang++) was found"]
+    return [f"the native kernels did not build: {failure()}"] if failure() else []
+
+
+@cache
+def failure() -> str:
+    """Why the library cannot be had, "" where it can. Tried once."""
     try:
         library()
     except (OSError, subprocess.SubprocessError) as error:
-        return [f"the native kernels did not build: {error}"]
-    return []
+        return str(error)
+    return ""
 
 
 @cache
@@ -58,16 +68,29 @@ def library() -> ctypes.CDLL:
     ).hexdigest()[:16]
     target = FOLDER / f"kernels-{key}.so"
     if not target.exists():
+        log.info("building the CPU kernels with %s (once)", compiler())
         FOLDER.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=FOLDER) as work:
             made = Path(work) / "kernels.so"
-            command = [compiler(), *FLAGS, *map(str, sources), "-o", str(made)]
-            built = subprocess.run(command, capture_output=True, text=True, timeout=300)
-            if built.returncode:
-                last = (built.stderr.strip().splitlines() or ["no message"])[-1]
-                raise OSError(f"{compiler()}: {last}")
+            with ThreadPoolExecutor() as pool:
+                parts = list(pool.map(lambda source: _compile(source, Path(work)), sources))
+            _run(["-shared", *parts, "-o", str(made)])
             os.replace(made, target)  # whole or not at all, whoever else is building it
     return ctypes.CDLL(str(target))
+
+
+def _compile(source: Path, work: Path) -> str:
+    made = str(work / f"{source.stem}.o")
+    _run(["-c", str(source), "-o", made])
+    return made
+
+
+def _run(arguments: list[str]) -> None:
+    command = [compiler(), *FLAGS, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        raise OSError(next((line for line in lines if "error" in line), lines[-1]))
 
 
 @cache

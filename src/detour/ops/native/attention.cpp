@@ -3,15 +3,14 @@
 // A query walks its sequence in blocks of 32 positions that start at multiples of 32, with the softmax
 // kept running (Milakov and Gimelshein 2018). The walk is the same whatever is computed beside it: a
 // token's result does not depend on the batch, on how its prompt was cut into chunks, or on pages.
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <vector>
 #include "vector.h"
 
 namespace {
 
 constexpr int BLOCK = 32;      // positions at a time
-constexpr int QUERIES = 16;    // tokens of a sequence that share a walk
 
 struct Cache {
   const float* keys;
@@ -20,48 +19,73 @@ struct Cache {
   int64_t row;  // numbers per position: kv_heads * head_dim
 };
 
-// scores[0..31] = scale * q . keys, for 32 keys given by their addresses.
-template <int D>
-inline void score(const float* q, const float* const* keys, int64_t width, float scale, float* scores) {
+// scores[h][0..31] = scale * q[h] . keys, for H query heads and 32 keys given by their addresses.
+template <int D, int H>
+inline void score(const float* q, const float* const* keys, int64_t width, float scale,
+                  float (*scores)[BLOCK]) {
   const int64_t depth = D ? D : width;
-  for (int j = 0; j < BLOCK; j += 8) {
-    f8 sums[8];
-#pragma GCC unroll 8
-    for (int v = 0; v < 8; v++) sums[v] = _mm256_setzero_ps();
+  for (int j = 0; j < BLOCK; j += 4) {
+    f8 sums[H][4];
+#pragma GCC unroll 4
+    for (int h = 0; h < H; h++)
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; v++) sums[h][v] = _mm256_setzero_ps();
     for (int64_t i = 0; i < depth; i += 8) {
-      const f8 a = _mm256_loadu_ps(q + i);
-#pragma GCC unroll 8
-      for (int v = 0; v < 8; v++)
-        sums[v] = _mm256_fmadd_ps(a, _mm256_loadu_ps(keys[j + v] + i), sums[v]);
+      f8 a[H];
+#pragma GCC unroll 4
+      for (int h = 0; h < H; h++) a[h] = _mm256_loadu_ps(q + h * depth + i);
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; v++) {
+        const f8 key = _mm256_loadu_ps(keys[j + v] + i);
+#pragma GCC unroll 4
+        for (int h = 0; h < H; h++) sums[h][v] = _mm256_fmadd_ps(a[h], key, sums[h][v]);
+      }
     }
-    _mm256_store_ps(scores + j, _mm256_mul_ps(sums8(sums), _mm256_set1_ps(scale)));
+#pragma GCC unroll 4
+    for (int h = 0; h < H; h++)
+      _mm_store_ps(scores[h] + j, _mm_mul_ps(sums4(sums[h]), _mm_set1_ps(scale)));
   }
 }
 
-// out = out * keep + weights . values, over the first n values given by their addresses.
-template <int D>
-inline void gather(const float* weights, const float* const* values, int n, int64_t width, float keep,
-                   float* out) {
-  const f8 old = _mm256_set1_ps(keep);
-  if constexpr (D == 64) {
-    f8 sums[8];
-#pragma GCC unroll 8
-    for (int v = 0; v < 8; v++) sums[v] = _mm256_mul_ps(old, _mm256_load_ps(out + 8 * v));
-    for (int j = 0; j < n; j++) {
-      const f8 w = _mm256_broadcast_ss(weights + j);
-#pragma GCC unroll 8
-      for (int v = 0; v < 8; v++)
-        sums[v] = _mm256_fmadd_ps(w, _mm256_loadu_ps(values[j] + 8 * v), sums[v]);
+// out[h] = out[h] * keep[h] + weights[h] . values, over the first n values given by their addresses.
+template <int V, int H>
+inline void gather_part(float (*weights)[BLOCK], const float* const* values, int n, int64_t width,
+                        const float* keep, float* out) {
+  f8 sums[H][V];
+#pragma GCC unroll 4
+  for (int h = 0; h < H; h++)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++)
+      sums[h][v] = _mm256_mul_ps(_mm256_set1_ps(keep[h]), _mm256_load_ps(out + h * width + 8 * v));
+  for (int j = 0; j < n; j++) {
+    f8 w[H];
+#pragma GCC unroll 4
+    for (int h = 0; h < H; h++) w[h] = _mm256_broadcast_ss(weights[h] + j);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) {
+      const f8 value = _mm256_loadu_ps(values[j] + 8 * v);
+#pragma GCC unroll 4
+      for (int h = 0; h < H; h++) sums[h][v] = _mm256_fmadd_ps(w[h], value, sums[h][v]);
     }
-#pragma GCC unroll 8
-    for (int v = 0; v < 8; v++) _mm256_store_ps(out + 8 * v, sums[v]);
-  } else {
-    for (int64_t i = 0; i < width; i += 8) {
-      f8 sum = _mm256_mul_ps(old, _mm256_load_ps(out + i));
-      for (int j = 0; j < n; j++)
-        sum = _mm256_fmadd_ps(_mm256_broadcast_ss(weights + j), _mm256_loadu_ps(values[j] + i), sum);
-      _mm256_store_ps(out + i, sum);
-    }
+  }
+#pragma GCC unroll 4
+  for (int h = 0; h < H; h++)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) _mm256_store_ps(out + h * width + 8 * v, sums[h][v]);
+}
+
+template <int H>
+inline void gather(float (*weights)[BLOCK], const float* const* values, int n, int64_t width,
+                   const float* keep, float* out) {
+  const float* moved[BLOCK];
+  int64_t i = 0;
+  for (; i + 32 <= width; i += 32) {
+    for (int j = 0; j < n; j++) moved[j] = values[j] + i;
+    gather_part<4, H>(weights, moved, n, width, keep, out + i);
+  }
+  for (; i < width; i += 8) {
+    for (int j = 0; j < n; j++) moved[j] = values[j] + i;
+    gather_part<1, H>(weights, moved, n, width, keep, out + i);
   }
 }
 
@@ -70,61 +94,118 @@ struct Running {
   float highest, total;
 };
 
-template <int D>
-inline void walk_block(const float* q, const float* const* keys, const float* const* values, int n,
-                       int64_t width, float scale, Running& state, float* out) {
-  alignas(32) float scores[BLOCK];
-  score<D>(q, keys, width, scale, scores);
-  for (int j = n; j < BLOCK; j++) scores[j] = -INFINITY;
-  f8 most = _mm256_max_ps(_mm256_max_ps(_mm256_load_ps(scores), _mm256_load_ps(scores + 8)),
-                          _mm256_max_ps(_mm256_load_ps(scores + 16), _mm256_load_ps(scores + 24)));
-  const float highest = std::max(state.highest, max8(most));
-  f8 sum = _mm256_setzero_ps();
-  for (int j = 0; j < BLOCK; j += 8) {
-    f8 weight = exp8(_mm256_sub_ps(_mm256_load_ps(scores + j), _mm256_set1_ps(highest)));
-    _mm256_store_ps(scores + j, weight);
-    sum = _mm256_add_ps(sum, weight);
+// One block of positions for H query heads of a token, which share keys and values: n of them are seen.
+template <int D, int H>
+__attribute__((noinline)) void walk_block(const float* q, const float* const* keys,
+                                          const float* const* values, int n, int64_t width,
+                                          float scale, Running* states, float* out) {
+  alignas(32) float scores[H][BLOCK];
+  float keep[H];
+  score<D, H>(q, keys, width, scale, scores);
+  for (int h = 0; h < H; h++) {
+    float* row = scores[h];
+    for (int j = n; j < BLOCK; j++) row[j] = -INFINITY;
+    f8 most = _mm256_max_ps(_mm256_max_ps(_mm256_load_ps(row), _mm256_load_ps(row + 8)),
+                            _mm256_max_ps(_mm256_load_ps(row + 16), _mm256_load_ps(row + 24)));
+    const float highest = std::max(states[h].highest, max8(most));
+    f8 sum = _mm256_setzero_ps();
+    for (int j = 0; j < BLOCK; j += 8) {
+      f8 weight = exp8(_mm256_sub_ps(_mm256_load_ps(row + j), _mm256_set1_ps(highest)));
+      _mm256_store_ps(row + j, weight);
+      sum = _mm256_add_ps(sum, weight);
+    }
+    keep[h] = _mm256_cvtss_f32(exp8(_mm256_set1_ps(states[h].highest - highest)));
+    states[h] = {highest, states[h].total * keep[h] + sum8(sum)};
   }
-  const float keep = std::exp(state.highest - highest);
-  state.highest = highest;
-  state.total = state.total * keep + sum8(sum);
-  gather<D>(scores, values, n, width, keep, out);
+  gather<H>(scores, values, n, width, keep, out);
 }
 
-// `count` tokens of one sequence, from position `start`, for query heads [first, last) of a kv head.
+// All query heads of a token that share a kv head, up to three at a time: as many as registers hold.
 template <int D>
-void walk(const Cache& cache, const int32_t* pages, int64_t start, int count, int first, int last,
-          int64_t kv_head, int64_t width, float scale, const float* q, int64_t q_stride, float* out,
-          int64_t out_stride) {
-  const int heads = last - first;
-  alignas(32) float sums[QUERIES * 16 * (D ? D : 256)];
-  Running states[QUERIES * 16];
-  for (int i = 0; i < count * heads; i++) states[i] = {-INFINITY, 0.0f};
-  memset(sums, 0, sizeof(float) * count * heads * width);
-  const int64_t length = start + count;
-  const float *keys[BLOCK], *values[BLOCK];
-  for (int64_t base = 0; base < length; base += BLOCK) {
-    for (int j = 0; j < BLOCK; j++) {
-      const int64_t position = base + j < length ? base + j : base;  // what is past the end is read by none
-      const int64_t slot = pages[position / cache.page_size] * cache.page_size + position % cache.page_size;
-      keys[j] = cache.keys + slot * cache.row + kv_head * width;
-      values[j] = cache.values + slot * cache.row + kv_head * width;
+inline void walk_heads(int heads, const float* q, const float* const* keys,
+                       const float* const* values, int n, int64_t width, float scale,
+                       Running* states, float* out) {
+  for (int h = 0; h < heads;) {
+    const int some = std::min(heads - h, 3);
+    auto run = some == 3 ? walk_block<D, 3> : some == 2 ? walk_block<D, 2> : walk_block<D, 1>;
+    run(q + h * width, keys, values, n, width, scale, states + h, out + h * width);
+    h += some;
+  }
+}
+
+// A piece of work: `count` tokens of one sequence from position `start`, for query heads [first, last) of
+// each kv head in [kv_first, kv_last). q and out point at the first token.
+struct Piece {
+  const int32_t* pages;
+  int64_t start, q_stride, out_stride;
+  int count, kv_first, kv_last, first, last, group;
+  const float* q;
+  float* out;
+};
+
+// Where the positions [base, base + 32) lie, in numbers from a cache's start.
+inline void find(const Cache& cache, const int32_t* pages, int64_t base, int64_t length, int64_t* places) {
+  int64_t page = base / cache.page_size, offset = base % cache.page_size;
+  for (int j = 0; j < BLOCK; j++) {
+    if (base + j >= length) {  // past the end: read by none
+      places[j] = places[0];
+      continue;
     }
-    for (int t = base > start ? base - start : 0; t < count; t++) {
-      const int64_t seen = start + t + 1 - base;
-      for (int h = 0; h < heads; h++)
-        walk_block<D>(q + t * q_stride + (first + h) * width, keys, values,
-                      seen < BLOCK ? seen : BLOCK, width, scale, states[t * heads + h],
-                      sums + (t * heads + h) * width);
+    places[j] = (pages[page] * cache.page_size + offset) * cache.row;
+    if (++offset == cache.page_size) page++, offset = 0;
+  }
+}
+
+// Asks for numbers that the next block reads: a sequence's pages lie anywhere, so the processor cannot.
+inline void ask(const float* at, int64_t count) {
+  for (int64_t i = 0; i < count; i += 16) _mm_prefetch((const char*)(at + i), _MM_HINT_T0);
+}
+
+template <int D>
+void walk(const Cache& cache, const Piece& piece, int64_t width, float scale,
+          std::vector<Running>& states, std::vector<float>& room) {
+  const int heads = piece.last - piece.first, kv_heads = piece.kv_last - piece.kv_first;
+  const int64_t chains = (int64_t)piece.count * kv_heads * heads;
+  states.assign(chains, {-INFINITY, 0.0f});
+  room.assign(chains * width + 8, 0.0f);
+  float* sums = (float*)(((uintptr_t)room.data() + 31) & ~(uintptr_t)31);
+  const int64_t length = piece.start + piece.count;
+  const float *keys[BLOCK], *values[BLOCK];
+  int64_t places[BLOCK], next[BLOCK];
+  find(cache, piece.pages, 0, length, next);
+  for (int64_t base = 0; base < length; base += BLOCK) {
+    std::copy(next, next + BLOCK, places);
+    if (base + BLOCK < length) find(cache, piece.pages, base + BLOCK, length, next);
+    for (int kv = 0; kv < kv_heads; kv++) {
+      for (int j = 0; j < BLOCK; j++) {
+        keys[j] = cache.keys + places[j] + (piece.kv_first + kv) * width;
+        values[j] = cache.values + places[j] + (piece.kv_first + kv) * width;
+      }
+      // A share of the next block, in the order it lies in memory.
+      for (int j = BLOCK * kv / kv_heads; j < BLOCK * (kv + 1) / kv_heads; j++) {
+        ask(cache.keys + next[j] + piece.kv_first * width, kv_heads * width);
+        ask(cache.values + next[j] + piece.kv_first * width, kv_heads * width);
+      }
+      for (int t = base > piece.start ? base - piece.start : 0; t < piece.count; t++) {
+        const int64_t seen = piece.start + t + 1 - base;
+        const float* q = piece.q + t * piece.q_stride +
+                         ((piece.kv_first + kv) * piece.group + piece.first) * width;
+        const int64_t chain = (t * kv_heads + kv) * heads;
+        walk_heads<D>(heads, q, keys, values, seen < BLOCK ? seen : BLOCK, width, scale,
+                      states.data() + chain, sums + chain * width);
+      }
     }
   }
-  for (int t = 0; t < count; t++)
-    for (int h = 0; h < heads; h++) {
-      const f8 share = _mm256_set1_ps(1.0f / states[t * heads + h].total);
-      for (int64_t i = 0; i < width; i += 8)
-        _mm256_storeu_ps(out + t * out_stride + (first + h) * width + i,
-                         _mm256_mul_ps(share, _mm256_load_ps(sums + (t * heads + h) * width + i)));
-    }
+  for (int t = 0; t < piece.count; t++)
+    for (int kv = 0; kv < kv_heads; kv++)
+      for (int h = 0; h < heads; h++) {
+        const int64_t chain = (t * kv_heads + kv) * heads + h;
+        const f8 share = _mm256_set1_ps(1.0f / states[chain].total);
+        float* out = piece.out + t * piece.out_stride +
+                     ((piece.kv_first + kv) * piece.group + piece.first + h) * width;
+        for (int64_t i = 0; i < width; i += 8)
+          _mm256_storeu_ps(out + i, _mm256_mul_ps(share, _mm256_load_ps(sums + chain * width + i)));
+      }
 }
 
 struct Task {
@@ -144,18 +225,35 @@ void detour_attention(const int32_t* tasks, int64_t n, const int32_t* page_table
   const Cache cache = {keys, values, page_size, kv_heads * width};
   const Task* all = (const Task*)tasks;
   const int group = heads / kv_heads;
-  // Few sequences: every query head is a piece of work of its own, so that all threads have some.
-  const int split = n * kv_heads < 4 * threads || group > 16 ? group : 1, piece = group / split;
-  const int64_t pieces = n * kv_heads * split;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-  for (int64_t i = 0; i < pieces; i++) {
-    const Task& task = all[i / (kv_heads * split)];
-    const int64_t kv_head = i / split % kv_heads;
-    const int first = kv_head * group + i % split * piece;
-    auto run = width == 64 ? walk<64> : width == 128 ? walk<128> : walk<0>;
-    run(cache, page_table + task.row * table_stride, task.start, task.count, first, first + piece,
-        kv_head, width, scale, q + task.token * q_stride, q_stride,
-        out + task.token * heads * width, heads * width);
+  // Positions lie whole in memory, all kv heads together, so a piece takes them all where there are
+  // pieces enough for the threads; else one kv head; else one query head.
+  const int by_kv = n < 2 * threads ? kv_heads : 1;
+  const int by_query = n * by_kv < 4 * threads && by_kv > 1 ? group : 1;
+#pragma omp parallel num_threads(threads)
+  {
+    std::vector<Running> states;
+    std::vector<float> room;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < n * by_kv * by_query; i++) {
+      const Task& task = all[i / (by_kv * by_query)];
+      const int kv = i / by_query % by_kv, query = i % by_query;
+      const Piece piece = {
+          page_table + task.row * table_stride,
+          task.start,
+          q_stride,
+          heads * width,
+          task.count,
+          by_kv > 1 ? kv : 0,
+          by_kv > 1 ? kv + 1 : (int)kv_heads,
+          by_query > 1 ? query : 0,
+          by_query > 1 ? query + 1 : group,
+          group,
+          q + task.token * q_stride,
+          out + task.token * heads * width,
+      };
+      auto run = width == 64 ? walk<64> : width == 128 ? walk<128> : walk<0>;
+      run(cache, piece, width, scale, states, room);
+    }
   }
 }
 }

@@ -16,6 +16,7 @@ namespace {
 constexpr int NR = 16;      // outputs a panel
 constexpr int GROUP = 32;   // weights that share a scale
 constexpr int MR = 6;       // rows a micro-kernel holds in registers
+constexpr int AHEAD = 2048; // bytes
 constexpr int KC = 256;     // inputs whose weights are expanded at a time: 16 KB
 constexpr int MC = 96;      // rows that share expanded weights; their x stays in the second level
 
@@ -32,6 +33,13 @@ inline int64_t panel_bytes(int kind, int64_t K) {
 
 inline f8 half8(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 
+// Asks for the weights that are read `AHEAD` bytes later. The processor's own prefetching stops at every
+// 4 KB page, which packed weights are through too soon.
+inline __attribute__((always_inline)) void ask(const uint8_t* now, int bytes) {
+#pragma GCC unroll 10
+  for (int b = 0; b < bytes; b += 64) _mm_prefetch((const char*)(now + AHEAD + b), _MM_HINT_T0);
+}
+
 // Calls use(k, w) for each k of P neighbouring panels, w the 2 P vectors of that k's weights.
 template <int KIND, int P, class Use>
 inline __attribute__((always_inline)) void each_k(const uint8_t* panel, int64_t K, Use use) {
@@ -40,8 +48,10 @@ inline __attribute__((always_inline)) void each_k(const uint8_t* panel, int64_t 
   if constexpr (KIND == F32) {
     for (int64_t k = 0; k < K; k++, panel += NR * 4) {
 #pragma GCC unroll 8
-      for (int v = 0; v < 2 * P; v++)
+      for (int v = 0; v < 2 * P; v++) {
+        if (v % 2 == 0) ask(panel + v / 2 * stride, 64);
         w[v] = _mm256_loadu_ps((const float*)(panel + v / 2 * stride) + v % 2 * 8);
+      }
       use(k, w);
     }
   } else if constexpr (KIND == BF16) {
@@ -49,6 +59,7 @@ inline __attribute__((always_inline)) void each_k(const uint8_t* panel, int64_t 
 #pragma GCC unroll 8
       for (int v = 0; v < 2 * P; v++) {
         const __m128i* at = (const __m128i*)(panel + v / 2 * stride + v % 2 * 16);
+        if (v % 2 == 0 && k % 2 == 0) ask(panel + v / 2 * stride, 64);
         w[v] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(at)), 16));
       }
       use(k, w);
@@ -58,6 +69,7 @@ inline __attribute__((always_inline)) void each_k(const uint8_t* panel, int64_t 
     for (int64_t g = 0; g < K; g += GROUP) {
 #pragma GCC unroll 8
       for (int v = 0; v < 2 * P; v++) scale[v] = half8(panel + v / 2 * stride + v % 2 * 16);
+      for (int q = 0; q < P; q++) ask(panel + q * stride, NR * 2 + GROUP * NR);
       panel += NR * 2;
       for (int i = 0; i < GROUP; i++, panel += NR) {
 #pragma GCC unroll 8
@@ -81,6 +93,7 @@ inline __attribute__((always_inline)) void each_k(const uint8_t* panel, int64_t 
         least[v] = half8(panel + v / 2 * stride + v % 2 * 16 + 32);
         fine[v] = _mm256_mul_ps(scale[v], _mm256_set1_ps(1.0f / 16));
       }
+      for (int q = 0; q < P; q++) ask(panel + q * stride, NR * 4 + GROUP * NR / 2);
       panel += NR * 4;
       for (int i = 0; i < GROUP; i += 8, panel += NR * 4) {
 #pragma GCC unroll 8
