@@ -4,10 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running_server import RunningServer
+from running_server import TINY_OPTIONS, RunningServer
 from tiny_model import write_tiny_llama
-
-TINY_OPTIONS = ("--max-total-tokens", "4096", "--max-running-requests", "16", "--threads", "1")
 
 
 @pytest.fixture(scope="session")

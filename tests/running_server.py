@@ -1,20 +1,26 @@
 """Starts `detour serve` as a person does, on a free port, and ends it."""
 
+import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 WAIT_SECONDS = 110.0
+TINY_OPTIONS = ("--max-total-tokens", "4096", "--max-running-requests", "16", "--threads", "1")
 
 
 class RunningServer:
     """The process, its URL once it is up, and everything it said."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, **environment: str) -> None:
         command = [sys.executable, "-m", "detour", "serve", "--port", "0", *arguments]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **environment},
         )
         self.lines: list[str] = []
         self.url = ""

@@ -5,8 +5,8 @@ import time
 
 import openai
 import pytest
-from conftest import serve
 from fake_engine import EOS, FakeEngine
+from loopback import serve
 
 from detour.engine.request import Finish
 

@@ -137,12 +137,12 @@ class _Reply:
         """The role with a choice's first news, then its text, then its end."""
         events = b""
         if not self._role_sent[choice.index]:
-            if not (choice.has_text or choice.finish_reason):
+            if not (choice.pieces or choice.finish_reason):
                 return b""
             self._role_sent[choice.index] = True
             role = {"role": "assistant", "content": ""}
             events = self._event(choice, {"delta": role, "finish_reason": None}, tail)
-        if choice.has_text:
+        if choice.pieces:
             if self._with_logprobs or self._with_token_ids:
                 delta = {"content": choice.take_text()}
                 events += self._event(choice, self._extras(choice, delta), tail)

@@ -116,6 +116,7 @@ class _Reply:
         self._with_logprobs = body.logprobs is not None
         self._with_top = bool(body.logprobs)
         self._with_token_ids = bool(body.return_token_ids)
+        self._only_text = not (self._with_logprobs or self._with_token_ids or echoes is not None)
         self._options = body.stream_options
         self._id = f"cmpl-{generation.request_id}"
         self._model = model
@@ -149,9 +150,9 @@ class _Reply:
 
     def _events(self, choice: Choice, tail: bytes) -> bytes:
         ends = choice.finish_reason
-        if not choice.has_text and not ends:
+        if not choice.pieces and not ends:
             return b""
-        if not ends and not self._with_logprobs and not self._with_token_ids and not self._echoes:
+        if self._only_text and not ends:
             return (
                 self._before_text[choice.index]
                 + encode_json(choice.take_text())

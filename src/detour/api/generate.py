@@ -138,19 +138,15 @@ class _Reply:
     def failure(self) -> DetourError | None:
         return self._generation.failure
 
-    @property
-    def finished(self) -> bool:
-        return self._generation.finished
-
     def abandon(self) -> None:
         self._generation.abandon()
 
-    def take(self) -> bytes:
+    def take(self) -> tuple[bytes, bool]:
         if self._generation.failure is not None:
-            return error_event(self._generation.failure) + DONE
+            return error_event(self._generation.failure) + DONE, True
         events = b""
         for choice in self._generation.choices:
-            if self._told[choice.index] or not (choice.has_text or choice.finish_reason):
+            if self._told[choice.index] or not (choice.pieces or choice.finish_reason):
                 continue
             self._told[choice.index] = bool(choice.finish_reason)
             fresh = choice.take_text()
@@ -160,7 +156,8 @@ class _Reply:
             if self._as_list:
                 result["index"] = choice.index
             events += b"data: " + encode_json(result) + b"\n\n"
-        return events + DONE if self._generation.finished else events
+        last = self._generation.finished
+        return (events + DONE if last else events), last
 
     def _result(self, choice: Choice) -> dict[str, Any]:
         ids = choice.take_tokens() if self._incremental else choice.token_ids

@@ -36,16 +36,16 @@ class Choice:
         "_finish",
         "_fresh",
         "_generation",
-        "_last_token_at",
         "_logprobs_taken",
-        "_pieces",
         "_tokens_taken",
         "cached_tokens",
         "drops_tokens",
         "finish_reason",
         "index",
+        "last_token_at",
         "logprobs",
         "matched_stop",
+        "pieces",
         "prompt_index",
         "prompt_logprobs",
         "request",
@@ -64,15 +64,15 @@ class Choice:
         self.prompt_logprobs: list[PromptLogprobs] = []
         self.finish_reason = ""  # "" while it runs, then stop | length | abort | error | deadline
         self.matched_stop: str | int | None = None
+        self.last_token_at = 0.0  # time.perf_counter(); 0 before the first
+        self.pieces: list[str] = []  # text that take_text has not given yet
         self.drops_tokens = False  # only the prompt counts (max_tokens 0)
         self._detokenizer = detokenizer
         self._generation: Generation | None = None
         self._finish: Finish | None = None
         self._fresh: list[int] = []
-        self._pieces: list[str] = []
         self._tokens_taken = 0
         self._logprobs_taken = 0
-        self._last_token_at = 0.0
 
     def attach(self, generation: "Generation") -> None:
         self._generation = generation
@@ -82,12 +82,8 @@ class Choice:
         ids: list[int] = unpack_ids(self.request.prompt_ids).tolist()
         return ids
 
-    @property
-    def has_text(self) -> bool:
-        return bool(self._pieces)
-
     def take_text(self) -> str:
-        pieces = self._pieces
+        pieces = self.pieces
         if len(pieces) == 1:
             return pieces.pop()
         text = "".join(pieces)
@@ -134,7 +130,10 @@ class Choice:
             if finish.matched >= 0:
                 self.matched_stop = finish.matched
             self._end(finish.reason)
-        generation.changed(self)
+        if self.finish_reason:
+            generation.ended(self)
+        else:
+            generation.on_change()
 
     def end_here(self, reason: str) -> None:
         """End it from the front's side; the engine is told by the caller."""
@@ -149,31 +148,32 @@ class Choice:
             self.logprobs.clear()
             return
         generation.time_tokens(self, len(tokens))
-        finish = self._finish
-        push, detokenizer = self._detokenizer.push, self._detokenizer
+        hidden = self._finish is not None and self._hides_last(tokens[-1])
+        detokenizer = self._detokenizer
         for position, token in enumerate(tokens, 1):
             self.token_ids.append(token)
-            if (
-                finish is not None
-                and token == finish.matched
-                and position == len(tokens)
-                and not self.request.params.include_stop_str_in_output
-            ):
+            if hidden and position == len(tokens):
                 break  # a stop token is counted, not shown
-            text = push(token)
+            text = detokenizer.push(token)
             if text:
-                self._pieces.append(text)
+                self.pieces.append(text)
             if detokenizer.stopped:
                 self.matched_stop = detokenizer.stopped
                 generation.stop_in_engine(self)
                 self._end("stop")
                 break
 
+    def _hides_last(self, token: int) -> bool:
+        finish = self._finish
+        if finish is None or token != finish.matched:
+            return False
+        return not self.request.params.include_stop_str_in_output
+
     def _end(self, reason: str) -> None:
         if not self._detokenizer.stopped:
             rest = self._detokenizer.finish()
             if rest:
-                self._pieces.append(rest)
+                self.pieces.append(rest)
         if self.request.params.logprobs >= 0:
             del self.logprobs[len(self.token_ids) :]
         self.finish_reason = reason
@@ -192,12 +192,6 @@ class Choice:
         error.status = self._finish.status if self._finish.status >= 400 else 500
         error.type = _TYPE_OF_STATUS.get(error.status, DetourError.type)
         return error
-
-    def time_since_last(self, now: float) -> float:
-        """Seconds since the last token, -1 for the first; `now` becomes the last one's time."""
-        gap = now - self._last_token_at if self._last_token_at else -1.0
-        self._last_token_at = now
-        return gap
 
 
 class Generation:
@@ -221,16 +215,13 @@ class Generation:
         self._metrics = metrics
         self._arrived = arrived  # time.perf_counter()
         self._open = len(choices)
+        self.finished = False  # all choices ended, or one failed
         for choice in choices:
             choice.attach(self)
 
     def submit(self) -> None:
         """Raises Unavailable when the engine takes no more."""
         self._engine.submit([choice.request for choice in self.choices], self.choices)
-
-    @property
-    def finished(self) -> bool:
-        return self._open == 0 or self.failure is not None
 
     @property
     def prompt_tokens(self) -> int:
@@ -254,10 +245,9 @@ class Generation:
     def seconds(self) -> float:
         return time.perf_counter() - self._arrived
 
-    def changed(self, choice: Choice) -> None:
-        """A choice has heard a step."""
-        if choice.finish_reason:
-            self._account(choice)
+    def ended(self, choice: Choice) -> None:
+        """A choice has its finish reason."""
+        self._account(choice)
         self.on_change()
         if self.finished:
             self._over()
@@ -269,13 +259,13 @@ class Generation:
         metrics = self._metrics
         metrics.generation_tokens += count
         now = time.perf_counter()
-        gap = choice.time_since_last(now)
-        if gap < 0:
-            metrics.ttft.observe(now - self._arrived)
-            count -= 1
-            gap = 0.0
-        if count:
-            metrics.inter_token.observe(gap / count, count)
+        last, choice.last_token_at = choice.last_token_at, now
+        if last:
+            metrics.inter_token.observe(now - last if count == 1 else (now - last) / count, count)
+            return
+        metrics.ttft.observe(now - self._arrived)
+        if count > 1:
+            metrics.inter_token.observe(0.0, count - 1)
 
     def abandon(self) -> None:
         """The client is gone: nothing more is wanted."""
@@ -316,6 +306,7 @@ class Generation:
 
     def _account(self, choice: Choice) -> None:
         self._open -= 1
+        self.finished = self.finished or self._open == 0
         self._metrics.sequence_finished(
             choice.finish_reason,
             len(choice.request.prompt_ids) // 4,
@@ -325,6 +316,7 @@ class Generation:
         )
         if choice.finish_reason in ("error", "deadline") and self.failure is None:
             self.failure = choice.failure(self.seconds)
+            self.finished = True
             self._end_open("abort")
 
     def _end_open(self, reason: str) -> None:

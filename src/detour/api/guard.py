@@ -18,6 +18,7 @@ FREE_PATHS = frozenset(("/health", "/health_generate", "/ready", "/ping", "/metr
 CONTROL_PATHS = frozenset(("/flush_cache", "/reset_prefix_cache", "/abort_request"))
 MAX_REQUEST_ID = 128
 REQUEST_ID = "detour.request_id"  # its key in the ASGI scope
+RAW_SEND = "detour.send"  # the server's own: what wraps it looks at a response's start alone
 
 
 class Guard:
@@ -37,6 +38,7 @@ class Guard:
         headers = Headers(scope=scope)
         request_id = _request_id(headers)
         scope[REQUEST_ID] = request_id
+        scope[RAW_SEND] = send
         send = self._with_request_id(scope, send, request_id.encode("latin-1"))
         try:
             self._check_key(scope, headers)

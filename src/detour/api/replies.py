@@ -12,6 +12,8 @@ from detour.api.schema import StreamOptions
 from detour.api.sse import DONE
 from detour.errors import DetourError
 
+_TAIL = b"]}\n\n"  # ends a chunk without usage
+
 encode_json = msgspec.json.Encoder().encode
 
 
@@ -58,23 +60,23 @@ class OpenAIStream:
         self._usage_always = bool(options and options.continuous_usage_stats)
         self._write_choice = write_choice
         self._told = [False] * len(generation.choices)  # its finish reason was sent
+        plain = len(generation.choices) == 1 and not self._usage_always
+        self._only = generation.choices[0] if plain else None
 
     @property
     def failure(self) -> DetourError | None:
         return self._generation.failure
 
-    @property
-    def finished(self) -> bool:
-        return self._generation.finished
-
     def abandon(self) -> None:
         self._generation.abandon()
 
-    def take(self) -> bytes:
+    def take(self) -> tuple[bytes, bool]:
         generation = self._generation
+        if self._only is not None and not generation.finished:  # nearly all chunks of all streams
+            return self._write_choice(self._only, _TAIL), False
         if generation.failure is not None:
-            return error_event(generation.failure) + DONE
-        tail = self._tail() if self._usage_always else b"]}\n\n"
+            return error_event(generation.failure) + DONE, True
+        tail = self._tail() if self._usage_always else _TAIL
         events = b""
         for choice in generation.choices:
             if self._told[choice.index]:
@@ -85,7 +87,7 @@ class OpenAIStream:
             if self._with_usage:
                 events += self._head + self._tail()
             events += DONE
-        return events
+        return events, generation.finished
 
     def _tail(self) -> bytes:
         return b'],"usage":' + encode_json(usage(self._generation)) + b"}\n\n"

@@ -12,8 +12,9 @@ from collections.abc import Coroutine, Generator
 from typing import Any, Protocol
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from detour.api.guard import RAW_SEND
 from detour.errors import DetourError
 
 log = logging.getLogger(__name__)
@@ -35,12 +36,8 @@ class Source(Protocol):
     def failure(self) -> DetourError | None:
         """Why there will be no answer, if so. Asked before the first byte, for the status."""
 
-    @property
-    def finished(self) -> bool:
-        """All is said once `take` has been called again."""
-
-    def take(self) -> bytes:
-        """Events for all that is new since the last call; b"" if nothing is."""
+    def take(self) -> tuple[bytes, bool]:
+        """Events for all that is new since the last call (b"" if nothing is), and: that was all."""
 
     def abandon(self) -> None:
         """The client is gone. Called at most once, and not after all was said."""
@@ -55,11 +52,13 @@ class EventStream(Response):
         self._source = source
         self._refuse = refuse
         self._send: Send | None = None  # None before the response runs and after it ended
+        self._send_chunk: Any = None  # as _send, without the wrappers that look at the start alone
         self._started = False
         self._waiting: asyncio.Task[None] | None = None  # a write that the client does not take
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
+        self._send_chunk = scope.get(RAW_SEND, send)
         try:
             self.wake()
             while (await receive())["type"] != "http.disconnect":
@@ -76,30 +75,19 @@ class EventStream(Response):
         if self._send is None or self._waiting is not None:
             return
         try:
-            body = self._source.take()
-            last = self._source.finished
+            body, last = self._source.take()
         except Exception:  # a fault of ours must end the stream, not leave it hanging
             log.exception("an event could not be written; the stream ends")
             self._source.abandon()
             body, last = _FAULT + DONE, True
         if not body and not last:
             return
-        if not self._started:
-            self._started = True
-            failure = self._source.failure
-            refusal = self._refuse(failure) if failure else None
-            head = refusal or self
-            body, last = (bytes(refusal.body), True) if refusal else (body, last)
-            start = {
-                "type": "http.response.start",
-                "status": head.status_code,
-                "headers": head.raw_headers,
-            }
-            self._write(_send_both(self._send, start, _chunk(body, last)), last)
+        if self._started:
+            sending = self._send_chunk(
+                {"type": "http.response.body", "body": body, "more_body": not last}
+            )
         else:
-            self._write(self._send(_chunk(body, last)), last)
-
-    def _write(self, sending: Any, last: bool) -> None:
+            sending = self._start(self._send, body, last)
         if last:
             self._send = None
         try:
@@ -107,6 +95,19 @@ class EventStream(Response):
         except StopIteration:
             return
         self._waiting = asyncio.get_running_loop().create_task(self._finish(sending, wait))
+
+    async def _start(self, send: Send, body: bytes, last: bool) -> None:
+        """Headers and the first events; or the refusal, where there is nothing but a failure."""
+        self._started = True
+        failure = self._source.failure
+        head: Response = self
+        if failure is not None:
+            head = self._refuse(failure)
+            body, last = bytes(head.body), True
+            self._send = None
+        start = {"type": "http.response.start", "status": head.status_code}
+        await send(start | {"headers": head.raw_headers})
+        await send({"type": "http.response.body", "body": body, "more_body": not last})
 
     async def _finish(self, sending: Coroutine[Any, Any, None], wait: Any) -> None:
         try:
@@ -137,12 +138,3 @@ class _Rest:
                 wait = self._coroutine.send(None)
             except StopIteration:
                 return
-
-
-async def _send_both(send: Send, start: Message, chunk: Message) -> None:
-    await send(start)
-    await send(chunk)
-
-
-def _chunk(body: bytes, last: bool) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": not last}

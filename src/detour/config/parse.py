@@ -168,7 +168,9 @@ def _words_of_file(path: Path) -> list[str]:
         )
     words: list[str] = []
     for key, value in content.items():
-        flag = "--" + str(key).replace("_", "-")
+        # Names of Config's fields are understood too: `detour show config` prints those.
+        option = OPTIONS.get(str(key).replace("-", "_"))
+        flag = option.flags[0] if option else "--" + str(key).replace("_", "-")
         if flag not in _all_flags():
             raise ConfigError(f"{path}: {_unknown_option(flag)}")
         words += _words_of_value(flag, value)

@@ -217,10 +217,13 @@ class EngineClient:
                 self.fail(message.message)
 
     async def _deliver(self, events: TokenEvents) -> None:
+        sids = np.frombuffer(events.sids, dtype=np.int64).tolist()
+        if not (events.started or events.finished or events.logprobs or events.prompt_logprobs):
+            await self._deliver_tokens(sids, unpack_ids(events.tokens).tolist())
+            return
         touched: dict[int, Listener] = {}
         opened = self._open
         self._announce(events, touched)
-        sids = np.frombuffer(events.sids, dtype=np.int64).tolist()
         for sid, token in zip(sids, unpack_ids(events.tokens).tolist(), strict=True):
             entry = opened.get(sid)
             if entry is not None:
@@ -239,6 +242,30 @@ class EngineClient:
                 self._end_step(sid, listener)
             if served % _BREATH == 0:
                 await asyncio.sleep(0)
+
+    async def _deliver_tokens(self, sids: list[int], tokens: list[int]) -> None:
+        """A step in which nothing begins or ends, as nearly all are: one pass."""
+        opened = self._open
+        served = 0
+        for sid, token in zip(sids, tokens, strict=True):
+            entry = opened.get(sid)
+            if entry is None:
+                continue
+            entry.append(token)
+            listener = entry.listener
+            listener.on_token(token)
+            try:
+                listener.on_step_end()
+            except Exception:
+                self._listener_failed(sid)
+            served += 1
+            if served % _BREATH == 0:
+                await asyncio.sleep(0)
+
+    def _listener_failed(self, sid: int) -> None:
+        """One client's fault must not stop the others' tokens."""
+        log.exception("sequence %d: its listener failed; it is aborted", sid)
+        self.abort([sid])
 
     def _announce(self, events: TokenEvents, touched: dict[int, Listener]) -> None:
         """Hand out what comes before the tokens of a message."""
@@ -261,9 +288,8 @@ class EngineClient:
     def _end_step(self, sid: int, listener: Listener) -> None:
         try:
             listener.on_step_end()
-        except Exception:  # one client's fault must not stop the others' tokens
-            log.exception("sequence %d: its listener failed; it is aborted", sid)
-            self.abort([sid])
+        except Exception:
+            self._listener_failed(sid)
 
     def _close(self, sid: int) -> _Open | None:
         self._journal.drop(sid)
