@@ -70,7 +70,7 @@ class GroupedQueryAttention:
         kv: Sequence[Tensor],
     ) -> Tensor:
         """[T, hidden] -> [T, hidden]; writes this step's keys and values to `kv`."""
-        heads = self.qkv(x).unflatten(1, (-1, self.shape.head_dim))
+        heads = self.qkv(x).view(len(x), -1, self.shape.head_dim)
         values = heads[:, self.turned :]
         if self.norms:
             queries = self.rotate(self.norms[0](heads[:, : self.queries]), *angles)

@@ -4,6 +4,8 @@ Keeps on the device what outlives a step: page tables and the last sampled token
 waits for the device.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -31,40 +33,43 @@ class Staging:
     def stage(self, plan: StepPlan) -> Batch:
         """The step's Batch, all tokens known. Staging a plan again gives the same."""
         counts, starts = plan.counts, plan.starts
-        row_starts = np.concatenate([[0], counts.cumsum()])
-        row_of_token = np.repeat(np.arange(len(counts)), counts)
+        row_starts = np.zeros(len(counts) + 1, np.int64)
+        np.cumsum(counts, out=row_starts[1:])
+        rows = np.repeat(np.arange(len(counts)), counts)
         first = starts - row_starts[:-1]  # position of token t of row r = first[r] + t
-        positions = np.arange(len(plan.tokens)) + first[row_of_token]
+        positions = np.arange(len(plan.tokens)) + first[rows]
+        columns, offsets = np.divmod(positions, self.page_size)
+        slots = plan.slots.astype(np.int64)
+        slot_of_token = slots[rows]
         lengths = starts + counts
-        parts = self._upload(
-            [
-                plan.tokens,
-                positions,
-                row_of_token,
-                plan.slots[row_of_token],
-                row_starts,
-                lengths,
-                plan.slots,
-                row_starts[1:][plan.samples] - 1,
-                plan.table_slots * np.int64(self.columns) + plan.table_columns,
-                plan.table_pages,
-                np.array([one.slot for one in plan.admitted], np.int64),
-            ],
+        there = self._upload(
+            plan.tokens,
+            positions,
+            rows,
+            slot_of_token * self.columns + columns,
+            offsets,
+            slot_of_token * REMEMBERED + positions % REMEMBERED,
+            row_starts,
+            lengths,
+            slots,
+            row_starts[1:][plan.samples] - 1,
         )
-        tokens, place, rows, slot_of_token, starts_there, lengths_there, slots, logits_at = parts[
-            :8
-        ]
-        self._update_tables(*parts[8:])
-        if (plan.tokens == UNKNOWN_TOKEN).any():
-            tokens = self._resolve(tokens, slot_of_token, place)
+        self._update_tables(plan)
+        tokens, positions_there, rows_there, cells, offsets_there, held = there[:6]
+        row_starts_there, lengths_there, slots_there, logits_at = there[6:]
+        if plan.tokens.min(initial=0) == UNKNOWN_TOKEN:
+            sampled = self.sampled.view(-1).index_select(0, held)
+            tokens = torch.where(tokens == UNKNOWN_TOKEN, sampled, tokens)
+        pages = self.page_table.view(-1).index_select(0, cells)
+        used = -(-int(lengths.max(initial=0)) // self.page_size)
         return Batch(
             tokens=tokens,
-            positions=place,
-            write_slots=self._write_slots(slot_of_token, place),
-            row_of_token=rows,
-            row_starts=starts_there.int(),
+            positions=positions_there,
+            write_slots=torch.add(offsets_there, pages, alpha=self.page_size),
+            row_of_token=rows_there,
+            row_starts=row_starts_there.int(),
             kv_lengths=lengths_there.int(),
-            page_table=self._rows(slots, int(lengths.max(initial=0))),
+            page_table=self.page_table[:, :used].index_select(0, slots_there),
             logits_at=logits_at,
             page_size=self.page_size,
             counts=counts,
@@ -75,33 +80,24 @@ class Staging:
         """Keep what was sampled [sampled] int64, for plans made before it reaches the host."""
         slots = plan.slots[plan.samples].astype(np.int64)
         ends = (plan.starts + plan.counts)[plan.samples]
-        (places,) = self._upload([slots * REMEMBERED + ends % REMEMBERED])
+        (places,) = self._upload(slots * REMEMBERED + ends % REMEMBERED)
         self.sampled.view(-1).index_copy_(0, places, tokens)
 
-    def _upload(self, arrays: list[NDArray[np.int32]]) -> tuple[Tensor, ...]:
+    def _upload(self, *arrays: NDArray[np.integer[Any]]) -> tuple[Tensor, ...]:
         """All arrays to the device as int64, in one copy."""
         sizes = [len(array) for array in arrays]
-        together = torch.from_numpy(np.concatenate(arrays, dtype=np.int64, casting="safe"))
+        together = torch.from_numpy(np.concatenate(arrays, dtype=np.int64))
         if self.device.type != "cpu":
             # torch keeps pinned memory until the copies from it have run.
             together = together.pin_memory().to(self.device, non_blocking=True)
         return together.split(sizes)
 
-    def _update_tables(self, cells: Tensor, pages: Tensor, admitted: Tensor) -> None:
-        if len(admitted):
-            self.page_table.index_fill_(0, admitted, 0)
-        if len(cells):
-            self.page_table.view(-1).index_copy_(0, cells, pages.int())
-
-    def _resolve(self, tokens: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        held = self.sampled.view(-1).take(slots * REMEMBERED + positions % REMEMBERED)
-        return torch.where(tokens == UNKNOWN_TOKEN, held, tokens)
-
-    def _write_slots(self, slots: Tensor, positions: Tensor) -> Tensor:
-        columns = positions.div(self.page_size, rounding_mode="floor")
-        pages = self.page_table.view(-1).take(slots * self.columns + columns)
-        return pages.long() * self.page_size + positions % self.page_size
-
-    def _rows(self, slots: Tensor, longest: int) -> Tensor:
-        used = -(-longest // self.page_size)
-        return self.page_table[:, :used].index_select(0, slots)
+    def _update_tables(self, plan: StepPlan) -> None:
+        """A slot's pages are forgotten when a sequence enters it, then the changes are made."""
+        if not (plan.admitted or len(plan.table_slots)):
+            return
+        cells = plan.table_slots * np.int64(self.columns) + plan.table_columns
+        entered = np.array([one.slot for one in plan.admitted], np.int64)
+        cells_there, pages, admitted = self._upload(cells, plan.table_pages, entered)
+        self.page_table.index_fill_(0, admitted, 0)
+        self.page_table.view(-1).index_copy_(0, cells_there, pages.int())
