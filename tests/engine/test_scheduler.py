@@ -7,6 +7,7 @@ from harness import Harness, request
 from detour.engine.plan import UNKNOWN_TOKEN
 from detour.engine.request import pack_ids
 from detour.engine.scheduler import SchedulerSettings
+from detour.engine.sequence import Sequence
 
 LONG = list(range(1, 41))
 
@@ -305,3 +306,57 @@ def test_stop_tokens_end_only_the_sequence_that_asks():
     harness.check_ended()
     assert harness.finishes[1].matched == stop and harness.finishes[2].reason == "length"
     assert not harness.scheduler.table.may_end[stop], "forgotten with the sequence"
+
+
+def test_cached_chunks_of_a_row_that_is_not_finite_are_forgotten():
+    harness = Harness(settings=SchedulerSettings(chunk=10), not_finite=[2])
+    harness.submit(request(1, LONG[:12], max_tokens=1))
+    harness.run()
+    harness.submit(request(2, LONG, max_tokens=3))
+    harness.step()
+    harness.step()
+    tree = harness.scheduler.ledger.tree
+    assert tree.match_length("", pack_ids(LONG), 10) == 8
+    harness.run()
+    assert harness.finishes[2].status == 500
+    assert tree.match_length("", pack_ids(LONG), 10) == 0, "nor what it was computed from"
+
+
+def test_prompt_scores_are_told_once_though_preempted_on_the_way():
+    harness = Harness(
+        geometry(num_pages=17), SchedulerSettings(chunk=8, conservativeness=0.0), depth=2
+    )
+    prompt = LONG + LONG[:6]
+    harness.submit(request(1, [9] * 15, max_tokens=30, ignore_eos=True))
+    harness.step()
+    harness.submit(request(2, prompt, max_tokens=1, prompt_logprobs=0))
+    harness.run()
+    harness.check_ended()
+    assert harness.scheduler.counters.preemptions == 1
+    assert harness.scores[2] == [-float(token) for token in prompt[1:]]
+
+
+def test_a_lost_page_table_change_sends_its_sequence_back():
+    harness = Harness()
+    harness.submit(*(request(n, [n] * 9, max_tokens=9, ignore_eos=True) for n in (1, 2)))
+    harness.step()
+    scheduler = harness.scheduler
+    table, second = scheduler.table, scheduler._open[2]
+    # As if its first pages had been swapped for another's, in a step that has no room for its row.
+    scheduler.ledger._change(second.slot, 0, table.page_table[second.slot, :2])
+    table.decoding[second.slot] = False
+    plan = scheduler.plan()
+    assert plan is not None and len(plan.slots) == 1 and len(plan.table_pages) == 2
+    scheduler.abandon(plan.step, "It failed.")
+    assert second.slot < 0 and len(scheduler.queue) == 1, "the worker has not heard of the swap"
+    harness.run()
+    harness.check_ended()
+    assert [harness.finishes[n].status for n in (1, 2)] == [500, 200]
+
+
+def test_min_tokens_hold_even_where_the_sampler_does_not_mask():
+    for stop in ({"stop_token_ids": (7,)}, {}):
+        sequence = Sequence(request(1, [1, 2], min_tokens=3, **stop), "", 0, b"", 2)
+        token = 7 if stop else 0
+        ends = [sequence.ending(token, n, frozenset({0}), 99).happened for n in range(3, 8)]
+        assert ends == [False, False, False, True, True]
