@@ -111,8 +111,9 @@ class FakeEngine:
         self.requests: list[Request] = []
         self.aborted: list[int] = []
         self.flushes = 0
-        self.failure: Finish | None = None  # every sequence ends with it at its next step
+        self.finish: Finish | None = None  # every sequence ends with it at its next step
         self.state: EngineState = "ready"
+        self.failure = ""  # why state is "failed"
         self._ready = Ready(
             num_pages=257,
             page_size=16,
@@ -183,8 +184,8 @@ class FakeEngine:
     def _advance(self, running: _Running) -> None:
         request, listener = running.request, running.listener
         sid, params = request.sid, request.params
-        if self.failure is not None:
-            failure = self.failure
+        if self.finish is not None:
+            failure = self.finish
             self._finish(running, Finish(sid, failure.reason, -1, failure.message, failure.status))
             return
         token = self.script(request, running.generated)

@@ -24,23 +24,35 @@ class RunningServer:
         )
         self.lines: list[str] = []
         self.url = ""
-        self._up = threading.Event()
+        self._ended = False
+        self._said = threading.Condition()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.lines.append(line)
-            if line.startswith("Detour ") and " at http" in line:
-                self.url = line.rsplit(" at ", 1)[1].strip()
-                self._up.set()
-        self._up.set()
+            with self._said:
+                self.lines.append(line)
+                if line.startswith("Detour ") and " at http" in line:
+                    self.url = line.rsplit(" at ", 1)[1].strip()
+                self._said.notify_all()
+        with self._said:
+            self._ended = True
+            self._said.notify_all()
 
     def wait_until_up(self) -> "RunningServer":
-        self._up.wait(WAIT_SECONDS)
+        with self._said:
+            self._said.wait_for(lambda: self.url or self._ended, WAIT_SECONDS)
         assert self.url, "".join(self.lines)
         return self
+
+    def wait_until_said(self, words: str) -> None:
+        with self._said:
+            self._said.wait_for(
+                lambda: self._ended or any(words in line for line in self.lines), WAIT_SECONDS
+            )
+        assert any(words in line for line in self.lines), "".join(self.lines)
 
     @property
     def engine_pid(self) -> int:

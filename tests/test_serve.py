@@ -68,10 +68,10 @@ def test_a_second_signal_ends_it_now(start, tmp_path):
     running = start("--drain-timeout", "1000").wait_until_up()
     engine = running.engine_pid
     with long_stream(running) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()
+        next(lines)
         running.process.send_signal(signal.SIGINT)
-        while not any("once more to stop now" in line for line in running.lines):
-            next(response.iter_bytes(), None)
+        running.wait_until_said("once more to stop now")
         running.process.send_signal(signal.SIGINT)
         assert running.wait() == 1
     wait_for_end(engine)

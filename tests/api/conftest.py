@@ -20,7 +20,7 @@ def server(shared_server: Server) -> Server:
 
     def renew() -> None:
         assert engine.open_sequences == 0, "an earlier test left sequences open"
-        for name in ("script", "auto", "capacity", "cached_tokens", "failure", "state"):
+        for name in ("script", "auto", "capacity", "cached_tokens", "finish", "failure", "state"):
             setattr(engine, name, getattr(fresh, name))
         engine.requests, engine.aborted = [], []
 

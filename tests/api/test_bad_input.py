@@ -17,7 +17,7 @@ HELLO = [{"role": "user", "content": "Hi"}]
 def alive_afterwards(server):
     yield
     server.engine.state = "ready"
-    server.engine.capacity, server.engine.failure = 4096, None
+    server.engine.capacity, server.engine.finish = 4096, None
     reply = server.http.post(COMPLETIONS, json={"prompt": "a"})
     assert reply.status_code == 200, reply.text
 
@@ -263,13 +263,13 @@ def test_no_requests_unless_ready(server, state):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_error_of_the_engine_before_the_first_token_has_its_status(server, stream):
-    server.engine.failure = Finish(0, "error", -1, "The worker is gone.", 503)
+    server.engine.finish = Finish(0, "error", -1, "The worker is gone.", 503)
     assert refused(chat(server, stream=stream), status=503) == "The worker is gone."
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_deadline(server, stream):
-    server.engine.failure = Finish(0, "deadline")
+    server.engine.finish = Finish(0, "deadline")
     assert "time ran out" in refused(chat(server, stream=stream, timeout=1.0), status=408)
     assert server.engine.requests[0].deadline > 0
 
@@ -277,14 +277,14 @@ def test_deadline(server, stream):
 def test_error_after_the_first_token_ends_the_stream_with_an_error_event(server):
     def script(request, generated):
         if generated == 3:
-            server.engine.failure = Finish(0, "error", -1, "The worker is gone.", 500)
+            server.engine.finish = Finish(0, "error", -1, "The worker is gone.", 500)
         return ord("x")
 
     server.engine.script = script
     with pytest.raises(openai.APIError, match="The worker is gone"):
         list(server.openai.chat.completions.create(model="small", messages=HELLO, stream=True))
     reply = chat(server, stream=True)
-    server.engine.failure = None
+    server.engine.finish = None
     server.engine.script = says("a")
     assert reply.status_code == 500
 

@@ -16,21 +16,21 @@ HELLO = [{"role": "user", "content": "Hi"}]
 @pytest.mark.parametrize("path", ["/health", "/ready", "/ping"])
 def test_health_generates_nothing(server, path):
     reply = server.http.get(path)
-    assert (reply.status_code, reply.json()) == (200, {"status": "ready"})
+    assert (reply.status_code, reply.json()) == (200, {"status": "ready", "message": ""})
     assert server.engine.requests == []
 
 
 @pytest.mark.parametrize("state", ["starting", "draining", "failed"])
 def test_health_says_the_state(server, state):
-    server.engine.state = state
+    server.engine.state, server.engine.failure = state, "Because."
     reply = server.http.get("/health")
-    assert (reply.status_code, reply.json()) == (503, {"status": state})
+    assert (reply.status_code, reply.json()) == (503, {"status": state, "message": "Because."})
 
 
 def test_health_generate(server):
     assert server.http.get("/health_generate").status_code == 200
     assert server.engine.requests[0].params.max_tokens == 1
-    server.engine.failure = Finish(0, "error", -1, "The worker is gone.", 503)
+    server.engine.finish = Finish(0, "error", -1, "The worker is gone.", 503)
     assert server.http.get("/health_generate").status_code == 503
 
 

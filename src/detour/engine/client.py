@@ -1,7 +1,7 @@
 """The engine as the front sees it: submit, stream, abort, health.
 
 `EngineHandle` is the seam; engine/remote.py implements it for an engine in another process, and
-`tests/fakes.py` holds one that says scripted tokens.
+`tests/fake_engine.py` holds one that says scripted tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,6 +34,10 @@ class EngineHandle(Protocol):
 
     @property
     def state(self) -> EngineState: ...
+
+    @property
+    def failure(self) -> str:
+        """Why state is "failed", one sentence; "" in every other state."""
 
     @property
     def ready(self) -> Ready:

@@ -1,4 +1,4 @@
-"""The seam between deciding and computing. tests/fakes.py holds one without a model."""
+"""The seam between deciding and computing. tests/fake_executor.py holds one without a model."""
 
 from typing import Protocol
 
