@@ -25,8 +25,9 @@ from detour.bench.http_client import BrokenReply, ConnectFailed, HttpClient, Tar
 from detour.bench.load import EventReader
 
 PORT = 18490
-# The requests want some ten times as many tokens, and nothing is kept back for their growth.
-PRESSURE = ["--max-total-tokens", "1024", "--schedule-conservativeness", "0"]
+# Tokens in the cache under pressure: the smaller the chunk, the fewer sequences run at a time. The
+# longest request takes 248. And nothing is kept back for growth.
+PRESSURE = {"16": 384, "64": 768, "off": 1024}
 CHUNKS = {"16": 16, "64": 64, "off": -1}
 
 
@@ -41,7 +42,10 @@ class Combination:
     def flags(self) -> list[str]:
         flags = ["--chunked-prefill-size", str(CHUNKS[self.chunk]), "--page-size", str(self.page)]
         flags += [] if self.radix else ["--disable-radix-cache"]
-        return flags + (PRESSURE if self.pressure else [])
+        if self.pressure:
+            flags += ["--max-total-tokens", str(PRESSURE[self.chunk])]
+            flags += ["--schedule-conservativeness", "0"]
+        return flags
 
     def __str__(self) -> str:
         radix = "on" if self.radix else "off"
@@ -153,6 +157,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--vocab-size", type=int, default=49_152)
     parser.add_argument("--quick", action="store_true", help="four combinations instead of 36")
+    parser.add_argument("--only", default="", help="combinations whose line holds this")
     parser.add_argument("--flags", default="", help="more flags for every server")
     args = parser.parse_args()
     bodies = make_requests(args.requests, args.vocab_size)
@@ -161,6 +166,8 @@ def main() -> int:
     print(f"reference: {len(bodies)} requests, each alone, {total} tokens", flush=True)
     failures = 0
     for combination in combinations(args.quick):
+        if args.only not in str(combination):
+            continue
         began = time.monotonic()
         try:
             found, preemptions = run(combination, bodies, True, args)
