@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import msgspec
 import numpy as np
@@ -77,8 +77,7 @@ class LLM:
         on_finish: called as each prompt ends, for progress.
         Raises BadRequest for a prompt or params that cannot be served; then nothing has run.
         """
-        several = [prompts] if _is_one(prompts) else prompts
-        ids = [self._encode(prompt) for prompt in several]
+        ids = [self._encode(prompt) for prompt in _several(prompts)]
         return self._finish_all([self._request(one, params) for one in ids], on_finish)
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Output:
@@ -284,8 +283,11 @@ class _Open:
 _PARAMS = frozenset(SamplingParams.__struct_fields__)
 
 
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
+def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """One prompt, a text or token ids, as a list of one."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [cast(Prompt, prompts)]
+    return cast(Sequence[Prompt], prompts)
 
 
 def config_of(model: str, options: Mapping[str, Any]) -> Config:
@@ -295,4 +297,5 @@ def config_of(model: str, options: Mapping[str, Any]) -> Config:
             near = difflib.get_close_matches(name, OPTIONS, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise ConfigError(f"There is no option {name}.{hint}")
-    return Config(**({"model": model} if model else {}), **options)
+    named: dict[str, Any] = {"model": model} if model else {}
+    return Config(**named, **options)
