@@ -4,8 +4,8 @@
 
 Each part runs in a process of its own, on one compute thread, and says its rows; a part that fails
 is told and does not stop the others. Exit status 1 when a figure misses its bar or a part failed.
-Figures are CPU time, medians, unless a row's name says otherwise: they hold on a busy machine too,
-but for the rows about latency (11, 12).
+Figures are CPU time, medians, unless a row's name says otherwise. A busy machine raises them too
+(other work cools the caches), so judge a miss on a quiet one.
 """
 
 import argparse
