@@ -152,7 +152,7 @@ def main() -> int:
         say("No server is given.")
         return 2
     found = measure(servers, args)
-    print(report(found, servers[0].name))
+    print(report(found, "" if args.no_detour else servers[0].name))
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
     return 0 if all(rounds for levels in found.values() for rounds in levels.values()) else 1
