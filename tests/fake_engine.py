@@ -119,7 +119,7 @@ class FakeEngine:
             page_size=16,
             max_slots=capacity,
             context_length=context_length,
-            vocab_size=ByteTokenizer.vocab_size,
+            vocab_size=ByteTokenizer.vocab_size + 62,  # padded, as models are
             kv_bytes_per_token=1,
             eos_ids=(EOS,),
             weight_bytes=1,

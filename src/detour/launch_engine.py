@@ -58,7 +58,8 @@ def main() -> int:
             channel.send(Failed(error.message))
         else:
             log.exception("the engine could not start")
-            told = str(error).strip().partition("\n")[0] or type(error).__name__
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            told = lines[-1].strip(" .")  # compilers quote the source first, then say what is wrong
             channel.send(Failed(f"The engine could not start: {told}."))
         channel.close()
         return REFUSED_TO_START

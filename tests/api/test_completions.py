@@ -104,3 +104,13 @@ def test_echo_with_logprobs_scores_the_prompt(server, max_tokens):
 def test_usage_in_a_stream(server):
     chunks = list(complete(server, stream=True, stream_options={"include_usage": True}))
     assert chunks[-1].choices == [] and chunks[-1].usage.total_tokens == 3 + 7
+
+
+def test_token_ids_go_up_to_the_models_vocabulary(server):
+    """A model's vocabulary is padded beyond its tokenizer's; ids of the padding say nothing."""
+    server.engine.script = lambda request, generated: (104, 300, 105)[generated]
+    body = {"prompt": [104, 319], "max_tokens": 3}
+    assert server.http.post("/v1/completions", json=body).json()["choices"][0]["text"] == "hi"
+    refused = server.http.post("/v1/completions", json={"prompt": [104, 320]})
+    assert refused.status_code == 400
+    assert "vocabulary size 320, got 320" in refused.json()["error"]["message"]

@@ -87,7 +87,7 @@ async def _prompts(front: Front, body: CompletionRequest) -> list[Prompt]:
         if isinstance(item, str):
             prompts.append(await front.prompts.from_text(item, context_length, with_special))
         else:
-            front.prompts.check_ids(item, "prompt")
+            front.prompts.check_ids(item, front.engine.ready.vocab_size, "prompt")
             prompts.append(Prompt(item))
     return prompts
 

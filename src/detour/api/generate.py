@@ -67,7 +67,7 @@ async def _prompts(front: Front, body: GenerateRequest) -> tuple[list[Prompt], b
     rows: list[list[int]] = ids if is_list else [ids]  # type: ignore[assignment,list-item]
     _check_count(len(rows), "input_ids")
     for row in rows:
-        front.prompts.check_ids(row, "input_ids")
+        front.prompts.check_ids(row, front.engine.ready.vocab_size, "input_ids")
     return [Prompt(row) for row in rows], is_list
 
 

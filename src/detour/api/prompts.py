@@ -81,13 +81,13 @@ class Prompts:
 
     async def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Raises BadRequest for an id that is not in the vocabulary."""
-        self.check_ids(ids, "tokens")
+        self.check_ids(ids, self._tokenizer.vocab_size, "tokens")
         return await self._run(
             len(ids), lambda: self._tokenizer.decode(list(ids), skip_special_tokens)
         )
 
-    def check_ids(self, ids: Sequence[int], param: str) -> None:
-        size = self._tokenizer.vocab_size
+    def check_ids(self, ids: Sequence[int], size: int, param: str) -> None:
+        """Raises BadRequest for an id outside a vocabulary of `size`."""
         if ids and not (min(ids) >= 0 and max(ids) < size):
             wrong = next(token for token in ids if not 0 <= token < size)
             raise BadRequest(

@@ -84,6 +84,7 @@ def _inputs(device: torch.device) -> Iterator[tuple[Need, tuple[Any, ...]]]:
         (torch.float32, 64, 9, 3),
         (torch.float32, 128, 4, 4),
         (torch.bfloat16, 64, 8, 1),
+        (torch.float32, 8, 4, 2),
     ):
         layout = grouped_query(dtype, kv_heads, head_dim)
         shape = AttentionShape(heads, kv_heads, head_dim, head_dim**-0.5, layout)

@@ -180,7 +180,7 @@ def run(plan: AttentionPlan, q: Tensor, key_cache: Tensor, value_cache: Tensor) 
             batch.row_of_token, batch.positions, batch.page_table, q.stride(0),
             batch.page_table.stride(0), pairs, shape.scale * 1.4426950408889634,
             HEADS=shape.heads, KV_HEADS=shape.kv_heads, GROUP=group, GROUP_P=padded,
-            WIDTH=shape.head_dim, WIDTH_P=triton.next_power_of_2(shape.head_dim), BQ=queries,
+            WIDTH=shape.head_dim, WIDTH_P=max(16, triton.next_power_of_2(shape.head_dim)), BQ=queries,
             BS=32 if exact else 64, PAGE=batch.page_size, SPLITS=tiles.splits,
             DIRECT=not len(tiles.first), PRECISION="ieee" if exact else "tf32",
             num_warps=4, num_stages=2 if exact or shape.head_dim > 128 else 3,
