@@ -148,7 +148,7 @@ def chat_template(path: str, tokenizer: Tokenizer) -> ChatTemplate:
 
 def run_loop(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
     """Runs `main` on the fastest event loop there is."""
-    factory = uvicorn.Config("", loop="auto").get_loop_factory()
+    factory = uvicorn.Config("", loop="auto", log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main())
 

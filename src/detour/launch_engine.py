@@ -45,7 +45,9 @@ ON_GPU = Chosen(sequences=256, chunk=8192, memory=0.88)
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of us; the front decides
+    # Ctrl-C, systemd and container runtimes signal all of us; the front alone decides how we end.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     start = unpack_start(read_line(sys.stdin.fileno()))
     folder = Path(start.to_engine.removeprefix("ipc://")).parent
     threading.Thread(target=end_with_input, args=(folder,), daemon=True).start()

@@ -1,5 +1,6 @@
 """One format for every line that a process of the server writes, whatever it says."""
 
+import asyncio
 import logging
 import sys
 
@@ -22,3 +23,9 @@ def set_up(level: str, where: str) -> None:
     root.setLevel(level.upper())
     for name in _CHATTY:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    logging.getLogger("uvicorn.error").addFilter(_tells_news)
+
+
+def _tells_news(record: logging.LogRecord) -> bool:
+    """A request that we cut short ourselves, on stopping, is no error to print a traceback of."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))

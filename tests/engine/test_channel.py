@@ -53,6 +53,13 @@ async def test_both_ways(addresses):
         engine.close(0.0)
 
 
+async def test_a_front_that_has_closed_sends_nothing(addresses):
+    """Streams that are cut short by a second Ctrl-C abort their sequences after the close."""
+    front = FrontChannel(*addresses)
+    front.close()
+    front.send(Abort([7]))
+
+
 def test_receive_does_not_wait(addresses):
     engine = EngineChannel(*addresses)
     assert engine.receive() == []

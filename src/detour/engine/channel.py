@@ -163,6 +163,9 @@ class FrontChannel:
         return self._decoder.decode(await self._inbox.recv())
 
     def send(self, message: ToEngine) -> None:
+        """After close() nobody is left to hear it: then nothing happens."""
+        if self._outbox.closed:
+            return
         self._outbox.send(self._encoder.encode(message))
 
     def close(self) -> None:
