@@ -8,6 +8,7 @@ from detour.errors import BadRequest
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 4096  # characters; each token of a stream is searched for every stop string
 MAX_SEED = 2**63 - 1
 
 
@@ -56,8 +57,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 f"stop takes at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}.",
                 param="stop",
             )
-        if any(not text for text in self.stop):
-            raise BadRequest("stop must not contain an empty string.", param="stop")
+        for text in self.stop:
+            if not 1 <= len(text) <= MAX_STOP_LENGTH:
+                raise BadRequest(
+                    f"A stop string must have 1 to {MAX_STOP_LENGTH} characters, got {len(text)}.",
+                    param="stop",
+                )
         for token in self.stop_token_ids:
             if not 0 <= token < vocab_size:
                 raise BadRequest(

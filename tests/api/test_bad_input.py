@@ -127,6 +127,7 @@ def test_temperatures_out_of_range(server, number):
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"stop_token_ids": [999999]}, "stop_token_ids"),
         ({"stop": [""]}, "stop"),
+        ({"stop": "x" * 4097}, "stop"),
         ({"stop": [f"stop {i}" for i in range(10_000)]}, "stop"),
         ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
