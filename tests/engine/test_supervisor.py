@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from detour.engine.supervisor import Supervisor
+from detour.engine.supervisor import REFUSED_TO_START, Supervisor
 
 WAIT_FOR_END = "import sys; sys.stdin.read()"
 
@@ -30,6 +30,16 @@ async def test_an_engine_that_ends_is_explained(program, sentence):
     process = supervisor(program)
     await process.start()
     assert await process.watch() == sentence
+
+
+@pytest.mark.parametrize(("status", "lines"), [(7, 1), (REFUSED_TO_START, 0)])
+async def test_an_engine_that_said_why_it_will_not_start_is_not_logged_as_well(
+    caplog, status, lines
+):
+    process = supervisor(f"raise SystemExit({status})")
+    await process.start()
+    assert await process.watch() == f"The engine process ended with exit status {status}."
+    assert len(caplog.records) == lines
 
 
 async def test_it_gets_its_first_words():

@@ -53,7 +53,8 @@ class Supervisor:
         if self._ending or status == 0:
             return ""
         why = f"The engine process {_ending(status)}."
-        log.error(why)
+        if status != REFUSED_TO_START:  # its own sentence is shown instead
+            log.error(why)
         return why
 
     @property
