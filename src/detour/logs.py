@@ -28,4 +28,6 @@ def set_up(level: str, where: str) -> None:
 
 def _tells_news(record: logging.LogRecord) -> bool:
     """A request that we cut short ourselves, on stopping, is no error to print a traceback of."""
-    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+    if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
+        return False
+    return not record.getMessage().rstrip().endswith("CancelledError")  # the app's own end
