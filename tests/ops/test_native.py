@@ -1,5 +1,7 @@
 """The C++ kernels: the same bits alone and in a batch, in chunks and whole, on any page size."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -84,3 +86,29 @@ def test_long_scores_do_not_overflow_the_softmax():
 def test_reasons_without_a_compiler(monkeypatch):
     monkeypatch.setattr(native, "compiler", lambda: "")
     assert native.reasons(probe("cpu")) == ["no C++ compiler (c++, g++ or clang++) was found"]
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_threads_and_callers_do_not_change_a_bit(threads):
+    """Also with more threads than cores, and two callers at once: one of them then works alone."""
+    backend = gemm.discover()["native"]
+    weight = backend.plan(random_weight("Q4_1", 1600, 320, source()))
+    inputs = [torch.randn(rows, 320, generator=source(rows)) for rows in (1, 2, 7, 40, 100)]
+    threads(1)
+    expected = [backend.run(weight, x, NO_BIAS) for x in inputs]
+
+    def all_of_them(count):
+        threads(count)
+        for _ in range(20):
+            for x, known in zip(inputs, expected, strict=True):
+                assert torch.equal(backend.run(weight, x, NO_BIAS), known)
+
+    all_of_them(2)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(all_of_them, (2, 3, 5)))

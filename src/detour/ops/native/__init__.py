@@ -24,7 +24,7 @@ from detour.ops.device import Device
 log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread", "-fPIC")
 FOLDER = Path.home() / ".cache" / "detour" / "native"
 
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <vector>
+#include "pool.h"
 #include "vector.h"
 
 namespace {
@@ -229,31 +230,27 @@ void detour_attention(const int32_t* tasks, int64_t n, const int32_t* page_table
   // pieces enough for the threads; else one kv head; else one query head.
   const int by_kv = n < 2 * threads ? kv_heads : 1;
   const int by_query = n * by_kv < 4 * threads && by_kv > 1 ? group : 1;
-#pragma omp parallel num_threads(threads)
-  {
-    std::vector<Running> states;
-    std::vector<float> room;
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < n * by_kv * by_query; i++) {
-      const Task& task = all[i / (by_kv * by_query)];
-      const int kv = i / by_query % by_kv, query = i % by_query;
-      const Piece piece = {
-          page_table + task.row * table_stride,
-          task.start,
-          q_stride,
-          heads * width,
-          task.count,
-          by_kv > 1 ? kv : 0,
-          by_kv > 1 ? kv + 1 : (int)kv_heads,
-          by_query > 1 ? query : 0,
-          by_query > 1 ? query + 1 : group,
-          group,
-          q + task.token * q_stride,
-          out + task.token * heads * width,
-      };
-      auto run = width == 64 ? walk<64> : width == 128 ? walk<128> : walk<0>;
-      run(cache, piece, width, scale, states, room);
-    }
-  }
+  pool::share(n * by_kv * by_query, threads, [&](int64_t i) {
+    thread_local std::vector<Running> states;
+    thread_local std::vector<float> room;
+    const Task& task = all[i / (by_kv * by_query)];
+    const int kv = i / by_query % by_kv, query = i % by_query;
+    const Piece piece = {
+        page_table + task.row * table_stride,
+        task.start,
+        q_stride,
+        heads * width,
+        task.count,
+        by_kv > 1 ? kv : 0,
+        by_kv > 1 ? kv + 1 : (int)kv_heads,
+        by_query > 1 ? query : 0,
+        by_query > 1 ? query + 1 : group,
+        group,
+        q + task.token * q_stride,
+        out + task.token * heads * width,
+    };
+    auto run = width == 64 ? walk<64> : width == 128 ? walk<128> : walk<0>;
+    run(cache, piece, width, scale, states, room);
+  });
 }
 }

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#include <omp.h>
+#include "pool.h"
 #include "vector.h"
 
 namespace {
@@ -254,19 +254,18 @@ template <int KIND>
 void gemm(const float* x, int64_t M, int64_t K, int64_t ldx, const uint8_t* panels, int64_t N,
           const float* bias, float* y, int64_t ldy, int threads) {
   const int64_t count = (N + NR - 1) / NR, stride = panel_bytes(KIND, K);
-#pragma omp parallel num_threads(threads)
-  {
-    const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
-    const int64_t first = count * me / team, last = count * (me + 1) / team;
+  // Pieces are of whole pairs of panels.
+  pool::share_rows((count + 1) / 2, 4.0 * NR * M * K, threads, [&](int64_t begin, int64_t end) {
+    const int64_t first = 2 * begin, last = 2 * end < count ? 2 * end : count;
     if (M <= 2 * block_rows(KIND)) {
       direct<KIND>(M, x, ldx, K, panels, N, bias, y, ldy, first, last);
-    } else {
-      for (int64_t m = 0; m < M; m += MC)
-        for (int64_t p = first; p < last; p++)
-          many_rows<KIND>(M - m < MC ? M - m : MC, x + m * ldx, ldx, K, panels + p * stride,
-                          bias ? bias + p * NR : nullptr, y + m * ldy + p * NR, ldy, N - p * NR);
+      return;
     }
-  }
+    for (int64_t m = 0; m < M; m += MC)
+      for (int64_t p = first; p < last; p++)
+        many_rows<KIND>(M - m < MC ? M - m : MC, x + m * ldx, ldx, K, panels + p * stride,
+                        bias ? bias + p * NR : nullptr, y + m * ldy + p * NR, ldy, N - p * NR);
+  });
 }
 
 }  // namespace

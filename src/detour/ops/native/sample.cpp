@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <vector>
+#include "pool.h"
 #include "vector.h"
 
 namespace {
@@ -161,8 +162,7 @@ extern "C" {
 // Per row of logits [R, vocab]: the first index of the largest, and whether all are finite.
 void detour_greedy(const float* logits, int64_t R, int64_t vocab, int64_t* tokens, uint8_t* finite,
                    int threads) {
-#pragma omp parallel for num_threads(team(R * vocab, threads)) schedule(static)
-  for (int64_t r = 0; r < R; r++) {
+  pool::share(R, threads, [&](int64_t r) {
     const float* row = logits + r * vocab;
     const f8 sign = _mm256_set1_ps(-0.0f), infinite = _mm256_set1_ps(INFINITY);
     f8 most[2] = {_mm256_set1_ps(-INFINITY), _mm256_set1_ps(-INFINITY)}, fine = _mm256_cmp_ps(sign, sign, _CMP_EQ_OQ);
@@ -183,19 +183,18 @@ void detour_greedy(const float* logits, int64_t R, int64_t vocab, int64_t* token
     while (at < vocab && row[at] != highest) at++;
     tokens[r] = at < vocab ? at : 0;
     finite[r] = all;
-  }
+  });
 }
 
 // The op `draw`: all arguments as there; scratch [R, vocab].
 void detour_draw(const float* logits, int64_t R, int64_t vocab, const float* temperature,
                  const int64_t* top_k, const float* top_p, const float* min_p, const int64_t* seeds,
                  const int64_t* positions, float* scratch, int64_t* tokens, int threads) {
-#pragma omp parallel for num_threads(team(R * vocab, threads)) schedule(dynamic, 1)
-  for (int64_t r = 0; r < R; r++) {
+  pool::share(R, threads, [&](int64_t r) {
     const uint64_t golden = 0x9E3779B97F4A7C15ull;
     const uint64_t key = split_mix(split_mix((uint64_t)seeds[r] + golden) + (uint64_t)positions[r] * golden);
     tokens[r] = draw_row(logits + r * vocab, vocab, {temperature[r], top_p[r], min_p[r], top_k[r]}, key,
                          scratch + r * vocab);
-  }
+  });
 }
 }

@@ -45,9 +45,4 @@ inline __m128 sums4(const f8* v) {
   return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
 }
 
-// Work for fewer numbers than this is done sooner by one thread than shared.
-constexpr int64_t WORTH_SHARING = 16384;
-
-inline int team(int64_t numbers, int threads) { return numbers < WORTH_SHARING ? 1 : threads; }
-
 }  // namespace
