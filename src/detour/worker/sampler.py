@@ -23,20 +23,19 @@ Int64s = NDArray[np.int64]
 # Below this a temperature is greedy: dividing by it would overflow float32.
 GREEDY_BELOW = 1e-5
 
-_PARAMS = np.dtype(
-    [
-        ("temperature", np.float32),
-        ("top_p", np.float32),
-        ("min_p", np.float32),
-        ("repetition", np.float32),
-        ("frequency", np.float32),
-        ("presence", np.float32),
-        ("top_k", np.int64),
-        ("seed", np.int64),
-        ("may_end_at", np.int64),  # the first position where an end may stand (min_tokens)
-        ("logprobs", np.int64),
-    ]
-)
+# What a slot's parameters ask for, as bits.
+_RANDOM = 1  # it has a temperature
+_ORDERED = 2  # top-k or top-p: its logits must be ordered
+_PENALISED = 4
+_ASKING = 8  # for log-probabilities
+_BIASED = 16
+_HELD = 32  # min_tokens: ends are barred at first
+
+# Rows of `floats` and of `integers`.
+_TEMPERATURE, _TOP_P, _MIN_P, _REPETITION = range(4)  # frequency and presence follow repetition
+_TOP_K, _SEED, _MAY_END_AT, _LOGPROBS = range(4)
+
+_DRAWN = (_RANDOM, _RANDOM | _ORDERED)
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class PenaltyRows:
     ends: Int64s  # [n] the position of the token to sample
     rows: Tensor  # [n] int64 into the sampled rows
     last_inputs: Tensor  # [n] int64 into the step's tokens: each sequence's last input
-    strengths: Tensor  # [n, 3] float32: repetition, frequency, presence
+    strengths: Tensor  # [3, n] float32: repetition, frequency, presence
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,10 @@ class Sampler:
         self.eos_ids = tuple(eos_ids)
         self.draw_tokens = draw_tokens
         self.choose_tokens = choose_tokens
-        self.params = np.zeros(max_slots, dtype=_PARAMS)
+        # Columns are slots, so that gathering a parameter of a thousand sequences reads little.
+        self.floats = np.zeros((6, max_slots), dtype=np.float32)
+        self.integers = np.zeros((4, max_slots), dtype=np.int64)
+        self.wishes = np.zeros(max_slots, dtype=np.uint8)
         self.bias = TokenBias(max_slots)
         self.ends = TokenBias(max_slots)
         self.penalties = PenaltyCounts(max_slots, vocab_size, device)
@@ -122,86 +124,77 @@ class Sampler:
     def admit(self, admitted: Sequence[Admitted]) -> None:
         """Take over the parameters of sequences that enter slots, in place of whoever was there."""
         for one in admitted:
-            asked = one.params
-            self.params[one.slot] = (
-                asked.temperature,
-                asked.top_p,
-                asked.min_p,
+            asked, slot = one.params, one.slot
+            penalties = (
                 asked.repetition_penalty,
                 asked.frequency_penalty,
                 asked.presence_penalty,
-                min(asked.top_k, self.vocab_size) or self.vocab_size,
-                asked.seed,
-                one.prompt_length + asked.min_tokens,
-                asked.logprobs,
             )
-            self.bias.put(one.slot, asked.logit_bias)
+            top_k = min(asked.top_k, self.vocab_size) or self.vocab_size
+            may_end_at = one.prompt_length + asked.min_tokens
+            self.floats[:, slot] = (asked.temperature, asked.top_p, asked.min_p, *penalties)
+            self.integers[:, slot] = (top_k, asked.seed, may_end_at, asked.logprobs)
             ends = (*self.eos_ids, *asked.stop_token_ids) if asked.min_tokens else ()
-            self.ends.put(one.slot, dict.fromkeys(ends, -np.inf))
-            if _penalised(self.params[one.slot]):
-                self.penalties.remember(one.slot, one.known_ids, one.prompt_length)
+            self.bias.put(slot, asked.logit_bias)
+            self.ends.put(slot, dict.fromkeys(ends, -np.inf))
+            penalised = penalties != (1.0, 0.0, 0.0)
+            if penalised:
+                self.penalties.remember(slot, one.known_ids, one.prompt_length)
             else:
-                self.penalties.forget(one.slot)
+                self.penalties.forget(slot)
+            self.wishes[slot] = (
+                _RANDOM * (asked.temperature >= GREEDY_BELOW)
+                + _ORDERED * (top_k < self.vocab_size or asked.top_p < 1)
+                + _PENALISED * penalised
+                + _ASKING * (asked.logprobs >= 0)
+                + _BIASED * bool(asked.logit_bias)
+                + _HELD * bool(ends)
+            )
 
     def prepare(self, plan: StepPlan) -> SamplingStep:
         """Everything about the step that the host can know. Array work alone, no wait."""
         sampled = np.flatnonzero(plan.samples)
         slots = plan.slots[sampled].astype(np.int64)
         positions = (plan.starts[sampled] + plan.counts[sampled]).astype(np.int64)
-        params = self.params.take(slots)  # indexing with an array is 20 times slower
-        random = params["temperature"] >= GREEDY_BELOW
-        asking = np.flatnonzero(params["logprobs"] >= 0)
-        cells, values = self._biases(slots, positions, params)
+        wishes = self.wishes.take(slots)
+        asking = np.flatnonzero(wishes & _ASKING)
+        # Rows that need an order stand apart from those that do not.
+        groups = [np.flatnonzero((wishes & (_RANDOM | _ORDERED)) == kind) for kind in _DRAWN]
+        cells, values = self._biases(slots, positions, wishes)
         return SamplingStep(
             rows=len(slots),
-            any_greedy=not random.all(),
-            random=self._random_rows(random, params, positions),
-            penalties=self._penalty_rows(sampled, slots, positions, params, plan),
+            any_greedy=sum(map(len, groups)) < len(slots),
+            random=tuple(
+                self._random_rows(rows, slots[rows], positions[rows])
+                for rows in groups
+                if len(rows)
+            ),
+            penalties=self._penalty_rows(sampled, slots, positions, wishes, plan),
             bias_cells=self._upload(cells),
             bias_values=self._upload(values),
             asking=self._upload(asking),
-            top_count=int(params["logprobs"][asking].max()) if len(asking) else 0,
+            top_count=int(self.integers[_LOGPROBS].take(slots[asking]).max(initial=0)),
         )
 
-    def _random_rows(
-        self, random: NDArray[np.bool_], params: NDArray[np.void], positions: Int64s
-    ) -> tuple[RandomRows, ...]:
-        """Rows without top-k and top-p apart from those with, since only those need an order."""
-        if not random.any():
-            return ()
-        limited = params["top_k"] < self.vocab_size
-        nucleus = params["top_p"] < 1
-        groups = []
-        for choice, ordered in ((~(limited | nucleus), False), (limited | nucleus, True)):
-            rows = np.flatnonzero(random & choice)
-            if not len(rows):
-                continue
-            width = 0
-            if ordered:
-                width = int(np.where(limited[rows], params["top_k"][rows], self.vocab_size).max())
-            groups.append(self._random_group(rows, params.take(rows), positions[rows], width))
-        return tuple(groups)
-
-    def _random_group(
-        self, rows: Int64s, params: NDArray[np.void], positions: Int64s, width: int
-    ) -> RandomRows:
-        numbers = np.empty((6, len(rows)), dtype=np.int64)  # one copy to the device for all
-        numbers[0], numbers[1], numbers[2] = rows, params["top_k"], params["seed"]
-        numbers[3] = positions
-        floats = numbers[4:].view(np.float32).reshape(4, len(rows))
-        floats[0], floats[1] = params["temperature"], params["top_p"]
-        floats[2] = params["min_p"]
+    def _random_rows(self, rows: Int64s, slots: Int64s, positions: Int64s) -> RandomRows:
+        count = len(rows)
+        numbers = np.empty((6, count), dtype=np.int64)  # one copy to the device for all
+        numbers[0], numbers[1] = rows, positions
+        np.take(self.integers[: _SEED + 1], slots, axis=1, out=numbers[2:4], mode="clip")
+        reals = numbers[4:].view(np.float32).reshape(4, count)
+        np.take(self.floats[: _MIN_P + 1], slots, axis=1, out=reals[:3], mode="clip")
         there = self._upload(numbers)
-        reals = there[4:].view(torch.float32).reshape(4, len(rows))
+        reals_there = there[4:].view(torch.float32).reshape(4, count)
         return RandomRows(
             rows=there[0],
-            temperature=reals[0],
-            top_k=there[1],
-            top_p=reals[1],
-            min_p=reals[2],
-            seeds=there[2],
-            positions=there[3],
-            width=width,
+            temperature=reals_there[_TEMPERATURE],
+            top_k=there[2 + _TOP_K],
+            top_p=reals_there[_TOP_P],
+            min_p=reals_there[_MIN_P],
+            seeds=there[2 + _SEED],
+            positions=there[1],
+            # The largest top_k; all where one has none, since top_k is then the vocabulary's size.
+            width=int(numbers[2 + _TOP_K].max()) if self.wishes[slots[0]] & _ORDERED else 0,
         )
 
     def _penalty_rows(
@@ -209,16 +202,14 @@ class Sampler:
         sampled: Int64s,
         slots: Int64s,
         positions: Int64s,
-        params: NDArray[np.void],
+        wishes: NDArray[np.uint8],
         plan: StepPlan,
     ) -> tuple[PenaltyRows, ...]:
-        rows = np.flatnonzero(_penalised(params))
+        rows = np.flatnonzero(wishes & _PENALISED)
         if not len(rows):
             return ()
         last = np.cumsum(plan.counts, dtype=np.int64)[sampled[rows]] - 1
-        strengths = np.stack(
-            [params[name][rows] for name in ("repetition", "frequency", "presence")], axis=1
-        )
+        strengths = self.floats[_REPETITION:].take(slots[rows], axis=1)
         return (
             PenaltyRows(
                 slots[rows],
@@ -230,15 +221,18 @@ class Sampler:
         )
 
     def _biases(
-        self, slots: Int64s, positions: Int64s, params: NDArray[np.void]
+        self, slots: Int64s, positions: Int64s, wishes: NDArray[np.uint8]
     ) -> tuple[Int64s, NDArray[np.float32]]:
         """Cells of the flattened logits and what to add to them."""
-        owner, ids, values = self.bias.gather(slots)
-        early = np.flatnonzero(positions < params["may_end_at"])
-        ends_owner, ends_ids, ends_values = self.ends.gather(slots[early])
-        cells = np.concatenate([owner, early[ends_owner]]) * self.vocab_size
-        cells += np.concatenate([ids, ends_ids])
-        return cells, np.concatenate([values, ends_values])
+        held = np.flatnonzero(wishes & _HELD)
+        held = held[positions[held] < self.integers[_MAY_END_AT].take(slots[held])]
+        biased = np.flatnonzero(wishes & _BIASED)
+        cells, values = [], []
+        for rows, source in ((biased, self.bias), (held, self.ends)):
+            owner, ids, added = source.gather(slots[rows])
+            cells.append(rows[owner] * self.vocab_size + ids)
+            values.append(added)
+        return np.concatenate(cells), np.concatenate(values)
 
     def _upload(self, array: NDArray[np.generic]) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -280,7 +274,7 @@ class Sampler:
         generated = self.penalties.generated.index_select(0, rows)
         seen = self.penalties.prompted.index_select(0, rows) | (generated > 0)
         chosen = logits.index_select(0, asked.rows)
-        repetition, frequency, presence = asked.strengths[:, :, None].unbind(1)
+        repetition, frequency, presence = asked.strengths[:, :, None]
         pushed = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
         chosen = torch.where(seen, pushed, chosen)
         chosen -= frequency * generated + presence * (generated > 0)
@@ -311,10 +305,3 @@ def token_logprobs(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, 
     best = logits.topk(count, dim=1)
     chosen = logits.gather(1, tokens[:, None])
     return (chosen - whole)[:, 0], best.indices, best.values - whole
-
-
-def _penalised(params: NDArray[np.void]) -> NDArray[np.bool_]:
-    asked: NDArray[np.bool_] = (
-        (params["repetition"] != 1) | (params["frequency"] != 0) | (params["presence"] != 0)
-    )
-    return asked
