@@ -56,7 +56,8 @@ def test_names_in_the_architecture_exist():
 def test_flags_and_commands_exist(paper):
     text = (ROOT / paper).read_text()
     flags = {flag for option in OPTIONS.values() for flag in (*option.flags, *option.sets)}
-    flags |= {*ACCEPTED_BY_FLAG, "--config", "--url", "--input", "--concurrency", "--slow"}
+    flags |= {*ACCEPTED_BY_FLAG, "--config", "--url", "--input", "--slow"}
+    flags |= set(re.findall(r'"(--[\w-]+)"', (SRC / "bench" / "flags.py").read_text()))
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]+", text)) <= flags
     assert set(re.findall(r"(?:^|`)detour ([a-z]+)", text, re.MULTILINE)) <= {*COMMANDS}
 

@@ -25,7 +25,7 @@ from detour import __version__
 from detour.api.app import build_app
 from detour.api.settings import ApiSettings
 from detour.config.environment import Environment, child_environment
-from detour.config.options import Config
+from detour.config.options import EMBEDDED_MODEL, Config
 from detour.config.start import EngineStart, pack_start
 from detour.engine.channel import FrontChannel, Ready
 from detour.engine.remote import EngineClient
@@ -91,11 +91,8 @@ def listen(host: str, port: int) -> socket.socket:
 def open_model(config: Config, environment: Environment) -> Model:
     """Finds the model (fetching it where it must) and reads what the front needs of it."""
     path = model_path(config, environment)
-    source = (
-        model_path(config, environment, config.tokenizer_path) if config.tokenizer_path else path
-    )
-    tokenizer = open_tokenizer(source)
     model_config = read_model_config(path, config.model_overrides)
+    tokenizer = tokenizer_of(config, environment, path, int(model_config["vocab_size"]))
     from_model = config.sampling_defaults == "model"
     settings = ApiSettings(
         model_path=config.model,
@@ -111,6 +108,25 @@ def open_model(config: Config, environment: Environment) -> Model:
         server_config=config.public_values(),
     )
     return Model(path, tokenizer, chat_template(config.chat_template, tokenizer), settings)
+
+
+def tokenizer_of(
+    config: Config, environment: Environment, model: Path, vocab_size: int
+) -> Tokenizer:
+    """The model's own or the one asked for. Dummy weights that have none get the embedded model's."""
+    if config.tokenizer_path:
+        return open_tokenizer(model_path(config, environment, config.tokenizer_path))
+    bare = model.is_dir() and not any(model.glob("tokenizer*"))
+    if config.load_format != "dummy" or not bare:
+        return open_tokenizer(model)
+    tokenizer = open_tokenizer(model_path(config, environment, EMBEDDED_MODEL))
+    if tokenizer.vocab_size > vocab_size:
+        raise ConfigError(
+            f"{model} has no tokenizer, and the one of {EMBEDDED_MODEL} has {tokenizer.vocab_size} "
+            f"tokens where this model has {vocab_size}: name one with --tokenizer-path."
+        )
+    log.warning("%s has no tokenizer: that of %s is used", model, EMBEDDED_MODEL)
+    return tokenizer
 
 
 def model_path(config: Config, environment: Environment, name: str = "") -> Path:
