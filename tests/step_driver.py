@@ -104,7 +104,7 @@ class Driver:
     @torch.inference_mode()
     def logits(self, rows: list[tuple[int, int]]) -> list[torch.Tensor]:
         """Logits [count, V] of every token of each row, past the sampler."""
-        batch = self.runner.staging.stage(self.plan(rows))
+        batch, _ = self.runner.staging.stage(self.plan(rows))
         model = self.runner.model
         hidden = model.forward(batch, model.plan(batch), self.runner.kv.layers)
         return list(model.logits(hidden).cpu().split([count for _, count in rows]))

@@ -96,10 +96,10 @@ class Runner:
         self.sampler.admit(plan.admitted)
         self._admit(plan)
         sampling = self.sampler.prepare(plan)
-        batch = self.staging.stage(plan)
+        batch, places = self.staging.stage(plan)
         hidden = self.model.forward(batch, self.model.plan(batch), self.kv.layers)
         sampled = self.sampler.sample(self._logits(hidden, batch), sampling, batch.tokens)
-        self.staging.remember(plan, sampled.tokens)
+        self.staging.remember(places, sampled.tokens)
         return self._fetch(plan, sampled, self._prompt_logprobs(plan, hidden))
 
     def _admit(self, plan: StepPlan) -> None:

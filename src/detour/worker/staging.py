@@ -30,8 +30,11 @@ class Staging:
         self.page_table = torch.zeros(max_slots, self.columns, dtype=torch.int32, device=device)
         self.sampled = torch.zeros(max_slots, REMEMBERED, dtype=torch.int64, device=device)
 
-    def stage(self, plan: StepPlan) -> Batch:
-        """The step's Batch, all tokens known. Staging a plan again gives the same."""
+    def stage(self, plan: StepPlan) -> tuple[Batch, Tensor]:
+        """The step's Batch, all tokens known, and where `remember` puts what it samples.
+
+        Staging a plan again gives the same.
+        """
         counts, starts = plan.counts, plan.starts
         row_starts = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts, out=row_starts[1:])
@@ -53,16 +56,17 @@ class Staging:
             lengths,
             slots,
             row_starts[1:][plan.samples] - 1,
+            (slots * REMEMBERED + lengths % REMEMBERED)[plan.samples],
         )
         self._update_tables(plan)
         tokens, positions_there, rows_there, cells, offsets_there, held = there[:6]
-        row_starts_there, lengths_there, slots_there, logits_at = there[6:]
+        row_starts_there, lengths_there, slots_there, logits_at, places = there[6:]
         if plan.tokens.min(initial=0) == UNKNOWN_TOKEN:
             sampled = self.sampled.view(-1).index_select(0, held)
             tokens = torch.where(tokens == UNKNOWN_TOKEN, sampled, tokens)
         pages = self.page_table.view(-1).index_select(0, cells)
         used = -(-int(lengths.max(initial=0)) // self.page_size)
-        return Batch(
+        batch = Batch(
             tokens=tokens,
             positions=positions_there,
             write_slots=torch.add(offsets_there, pages, alpha=self.page_size),
@@ -75,12 +79,13 @@ class Staging:
             counts=counts,
             lengths=lengths,
         )
+        return batch, places
 
-    def remember(self, plan: StepPlan, tokens: Tensor) -> None:
-        """Keep what was sampled [sampled] int64, for plans made before it reaches the host."""
-        slots = plan.slots[plan.samples].astype(np.int64)
-        ends = (plan.starts + plan.counts)[plan.samples]
-        (places,) = self._upload(slots * REMEMBERED + ends % REMEMBERED)
+    def remember(self, places: Tensor, tokens: Tensor) -> None:
+        """Keep what was sampled [sampled] int64, for plans made before it reaches the host.
+
+        places: as `stage` gave them for the step.
+        """
         self.sampled.view(-1).index_copy_(0, places, tokens)
 
     def _upload(self, *arrays: NDArray[np.integer[Any]]) -> tuple[Tensor, ...]:
