@@ -38,6 +38,8 @@ class Timed:
 
 def time_graph(calls: list[Callable[[], object]], budget_ms: float) -> tuple[float, float]:
     """(median us a call, spread in percent): one graph over all calls, replayed."""
+    while len(calls) < 16 and quick(calls):
+        calls = calls * 2  # a graph of one small kernel would time the replay itself
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -63,6 +65,35 @@ def time_graph(calls: list[Callable[[], object]], budget_ms: float) -> tuple[flo
     times.sort()
     middle = statistics.median(times)
     return middle, 100 * (times[len(times) * 9 // 10] - times[len(times) // 10]) / middle
+
+
+def quick(calls: list[Callable[[], object]]) -> bool:
+    """Whether all calls together take less than 300 us (the first round compiles)."""
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(2):
+        start.record()
+        for call in calls:
+            call()
+        stop.record()
+        stop.synchronize()
+    return start.elapsed_time(stop) < 0.3
+
+
+def breakdown(case: Case) -> str:
+    """Where a call's time goes, kernel by kernel, from the profiler."""
+    calls = case.make()
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(5):
+            for call in calls:
+                call()
+        torch.cuda.synchronize()
+    rows = sorted(profile.key_averages(), key=lambda row: -row.device_time_total)
+    total = 5 * len(calls)
+    parts = [f"{row.key[:40]} {row.device_time_total / total:.1f}" for row in rows[:6]]
+    return f"{case.op} {case.backend} {case.shape}: " + ", ".join(parts)
 
 
 def run(case: Case, budget_ms: float) -> Timed:
@@ -100,6 +131,7 @@ def main() -> None:
     parser.add_argument(
         "--warm", default="", help="I/N: run part I of N once, to fill the compile cache"
     )
+    parser.add_argument("--breakdown", action="store_true", help="kernel by kernel, from a profile")
     options = parser.parse_args()
     wanted = [
         case
@@ -109,6 +141,9 @@ def main() -> None:
     if options.warm:
         part, parts = map(int, options.warm.split("/"))
         wanted = wanted[part::parts]
+    if options.breakdown:
+        print("\n".join(breakdown(case) for case in wanted))
+        return
     results: list[Timed] = []
     failed: list[str] = []
     for case in wanted:

@@ -14,7 +14,7 @@ else
   export PYTHONPATH=src:tests
 fi
 export PYTHONUNBUFFERED=1
-python3 -m pytest -m gpu -n 8 tests/ops tests/models tests/worker 2>&1 | tee "$OUT/tests.log"
+python3 -m pytest -m gpu -n 8 -p no:benchmark tests/ops tests/models tests/worker 2>&1 | tee "$OUT/tests.log"
 for part in 0 1 2 3 4 5 6 7; do
   python3 bench/kernels.py --warm "$part/8" "$@" >"$OUT/warm.$part.log" 2>&1 &
 done

@@ -42,7 +42,8 @@ def make_inputs(
     tokens = len(batch.positions)
     q = torch.randn(tokens, heads, width, generator=source).to(device)
     weight = torch.randn(tokens, heads, generator=source).to(device)
-    cache = make_cache(int(batch.page_table.max()) + 1, page_size, layout, device, source)
+    fast = torch.Generator(device).manual_seed(source.initial_seed())
+    cache = make_cache(int(batch.page_table.max()) + 1, page_size, layout, device, fast)
     if layout.name == "index_keys_fp8":
         queries, scale = quantise_index(q)
         return batch, layout, queries, weight * scale, cache

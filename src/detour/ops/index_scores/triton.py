@@ -5,7 +5,7 @@ Keys are the matrix units' M side; for e4m3 keys their scale meets the finished 
 positive scale commute).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -78,7 +78,10 @@ class ScorePlan:
 
 
 def plan(batch: Batch, layout: KVLayout) -> ScorePlan:
-    return ScorePlan(layout, make_tiles(batch, 1, 4))
+    tiles = make_tiles(batch, 1, 4)
+    # Scores of split keys need no joining, so twice the programs cost nothing and load more at once.
+    decodes = replace(tiles.decodes, splits=2 * tiles.decodes.splits)
+    return ScorePlan(layout, replace(tiles, decodes=decodes))
 
 
 def reasons(device: Device, need: Need) -> list[str]:

@@ -38,10 +38,10 @@ def choose_blocks(pairs: int, experts: int) -> Blocks:
     if mean <= 12:
         return Blocks(16, 32, 128, 2, 3, 64, 8, 4, 3)
     if mean <= 24:
-        return Blocks(32, 64, 128, 4, 3, 64, 8, 4, 3)
+        return Blocks(32, 32, 128, 2, 3, 64, 16, 4, 3)
     if mean <= 96:
         return Blocks(64, 64, 128, 4, 3, 64, 8, 4, 3)
-    return Blocks(128, 64, 64, 4, 3, 64, 8, 4, 3)
+    return Blocks(64, 64, 128, 4, 3, 64, 16, 4, 3)
 
 
 def reasons(device: Device, need: Need) -> list[str]:
