@@ -117,7 +117,8 @@ def mla(
         else:
             slot = tl.load(places + at // PAGE, mask=inside, other=0).to(tl.int64) * PAGE
             slot += at % PAGE
-        base = slot * ROW
+        # Triton 3.6 credits a paged row with its page's alignment and would load too wide.
+        base = tl.multiple_of(slot * ROW, ROW & -ROW)
         k0 = load_rows(cache, base, 0, BLOCK, inside, PACKED)
         scores = tl.dot(k0, q0, input_precision=PRECISION)
         if PACKED:
