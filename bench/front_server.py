@@ -3,8 +3,8 @@
     python bench/front_server.py STREAMS STEPS INTERVAL
 
 Prints its port, then serves. The script waits until STREAMS sequences are open, gives each one
-token every INTERVAL seconds for STEPS steps, then ends them. With STREAMS 0 it answers every request
-at once with a single token. The CPU time of the process from the first step to the last, and the
+token every INTERVAL seconds for STEPS steps, then ends them. With STREAMS 0 it answers every
+request at once with a single token. The CPU time of the process from the first step to the last, and the
 chunks in between, are printed as JSON when its standard input ends, which ends the server.
 """
 
