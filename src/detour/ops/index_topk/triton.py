@@ -11,12 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from detour.ops.device import Device
+from detour.ops.device import Device, probe
 from detour.ops.index_topk import index_topk
 from detour.ops.op import Need
 from detour.ops.triton_device import triton_reasons
 
 SEGMENT = 32768
+SMALL_SEGMENT = 8192  # where there are too few rows to keep the device busy
 
 
 @triton.jit
@@ -150,4 +151,8 @@ def run(
     page_size: int,
     top_k: int,
 ) -> tuple[Tensor, Tensor]:
-    return launch(SEGMENT, scores, lengths, row_of_token, page_table, page_size, top_k)
+    tokens, columns = scores.shape
+    pieces = triton.cdiv(columns, SMALL_SEGMENT)
+    spare = tokens * pieces <= 4 * probe(str(scores.device)).multiprocessors
+    segment = SMALL_SEGMENT if spare and pieces * top_k <= SEGMENT else SEGMENT
+    return launch(segment, scores, lengths, row_of_token, page_table, page_size, top_k)

@@ -207,3 +207,32 @@ def store(target, value, part: tl.constexpr, BLOCK: tl.constexpr, live):
     at = part * BLOCK + tl.arange(0, BLOCK)
     kind = target.dtype.element_ty
     tl.store(target[None, :] + at[:, None], value.to(kind), mask=live[None, :])
+
+
+@triton.jit
+def widen(
+    cache, floats, halves, rows, row_of_page, column_of_page, table, table_stride,
+    RANK: tl.constexpr, BLOCK: tl.constexpr, ROPE: tl.constexpr, ROW: tl.constexpr,
+    PAGE: tl.constexpr,
+):  # fmt: skip
+    """rows[page] = the numbers of a packed page, 16 rows a program."""
+    number = tl.program_id(0)
+    row = tl.load(row_of_page + number)
+    page = tl.load(table + row * table_stride + tl.load(column_of_page + number)).to(tl.int64)
+    at = tl.program_id(1) * 16 + tl.arange(0, 16)
+    live = (at < PAGE)[:, None]
+    place = page * PAGE + at
+    base = tl.multiple_of(place * ROW, ROW & -ROW)[:, None]  # as above
+    slot = place[:, None]
+    target = rows + (number.to(tl.int64) * PAGE + at)[:, None] * (RANK + ROPE)
+    kind = rows.dtype.element_ty
+    column = tl.arange(0, BLOCK)[None, :]
+    for part in tl.static_range(RANK // BLOCK):
+        scale = tl.load(floats + slot * (ROW // 4) + RANK // 4 + part, mask=live, other=0.0)
+        value = tl.load(cache + base + part * BLOCK + column, mask=live, other=0.0)
+        value = value.to(tl.float32) * scale
+        tl.store(target + part * BLOCK + column, value.to(kind), mask=live)
+    r = tl.arange(0, ROPE)[None, :]
+    first: tl.constexpr = (RANK + 4 * (RANK // BLOCK)) // 2
+    turned = tl.load(halves + slot * (ROW // 2) + first + r, mask=live, other=0.0)
+    tl.store(target + RANK + r, turned.to(kind), mask=live)

@@ -1,7 +1,8 @@
 """Triton backends of sparse_mla and dense_mla: one kernel, keys split among programs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import triton
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from detour.ops.attention.triton import TilePlan, Tiles, make_tiles
 from detour.ops.batch import Batch
 from detour.ops.device import Device, probe
-from detour.ops.kv_layout import LATENT_BLOCK
+from detour.ops.kv_layout import LATENT_BLOCK, latent
 from detour.ops.mla import LatentShape, dense_mla, kernels, sparse_mla
 from detour.ops.op import Need
 from detour.ops.split_keys import choose_splits, empty_parts, join
@@ -98,26 +99,71 @@ def run_sparse(
 
 
 @dataclass(frozen=True)
+class Unpacking:
+    """The pages of rows longer than one token, to be widened for their tiles; all empty without."""
+
+    row: Tensor  # [pages] int32 of the batch
+    column: Tensor  # [pages] int32 of its page table
+    table: Tensor  # [R, P] int32: the batch's page table in terms of the widened pages
+
+
+@dataclass(frozen=True)
 class LatentPlan:
     shape: LatentShape
     tiles: TilePlan
+    unpacking: Unpacking
 
 
 def plan(batch: Batch, shape: LatentShape) -> LatentPlan:
     columns = max(8, triton.next_power_of_2(shape.heads))
-    return LatentPlan(shape, make_tiles(batch, 1, max(1, 64 // columns)))
+    tiles = make_tiles(batch, 1, max(1, 64 // columns))
+    device = batch.page_table.device
+    empty = torch.empty(0, dtype=torch.int32, device=device)
+    if not tiles.chunks.tiles or shape.layout.name == "latent":
+        return LatentPlan(shape, tiles, Unpacking(empty, empty, batch.page_table))
+    needed = np.where(batch.counts > 1, -(-batch.lengths // batch.page_size), 0)
+    first = needed.cumsum() - needed
+    row = np.repeat(np.arange(batch.rows), needed)
+    column = np.arange(len(row)) - np.repeat(first, needed)
+    both = torch.from_numpy(np.stack([row, column]).astype(np.int32)).to(device)
+    start = torch.from_numpy(first.astype(np.int32)).to(device)
+    places = torch.arange(batch.page_table.shape[1], dtype=torch.int32, device=device)
+    return LatentPlan(shape, tiles, Unpacking(both[0], both[1], start[:, None] + places))
+
+
+def run_chunks(plan: LatentPlan, q: Tensor, cache: Tensor, out: Tensor) -> None:
+    """Rows of more than one token. Packed pages are widened once: many tiles read each of them."""
+    shape, batch, tiles = plan.shape, plan.tiles.batch, plan.tiles.chunks
+    page_size, rank, rope = batch.page_size, shape.rank, shape.rope
+    if shape.layout.name == "latent_fp8_packed":
+        wide = latent(q.dtype, rank, rope)
+        pages = len(plan.unpacking.row)
+        rows = torch.empty(pages, page_size, wide.width, dtype=q.dtype, device=q.device)
+        table = batch.page_table
+        kernels.widen[(pages, triton.cdiv(page_size, 16))](
+            cache.view(torch.float8_e4m3fn), cache.view(torch.float32),
+            cache.view(torch.bfloat16), rows, plan.unpacking.row, plan.unpacking.column, table,
+            table.stride(0),
+            RANK=rank, BLOCK=min(rank, LATENT_BLOCK), ROPE=rope, ROW=cache.shape[-1],
+            PAGE=page_size, num_warps=4,
+        )  # fmt: skip
+        shape, cache = replace(shape, layout=wide), rows
+    columns = tiles.queries * max(8, triton.next_power_of_2(shape.heads))
+    none = torch.empty(0, 1, dtype=torch.int32, device=q.device)
+    places = (batch.row_of_token, batch.positions, plan.unpacking.table)
+    how = choose_launch(columns, False, q.dtype)
+    launch(how, shape, q, cache, out, tiles, places, none, none, page_size)
 
 
 @dense_mla.backend("triton", reasons=reasons, plan=plan, rank=10)
 def run_dense(plan: LatentPlan, q: Tensor, cache: Tensor) -> Tensor:
-    shape, batch = plan.shape, plan.tiles.batch
+    shape, batch, tiles = plan.shape, plan.tiles.batch, plan.tiles.decodes
     out = new_output(q, shape)
-    none = torch.empty(0, 1, dtype=torch.int32, device=q.device)
-    places = (batch.row_of_token, batch.positions, batch.page_table)
-    packed = shape.layout.name != "latent"
-    for tiles in (plan.tiles.decodes, plan.tiles.chunks):
-        if tiles.tiles:
-            columns = tiles.queries * max(8, triton.next_power_of_2(shape.heads))
-            how = choose_launch(columns, packed, q.dtype)
-            launch(how, shape, q, cache, out, tiles, places, none, none, batch.page_size)
+    if tiles.tiles:
+        none = torch.empty(0, 1, dtype=torch.int32, device=q.device)
+        places = (batch.row_of_token, batch.positions, batch.page_table)
+        how = choose_launch(shape.heads, shape.layout.name != "latent", q.dtype)
+        launch(how, shape, q, cache, out, tiles, places, none, none, batch.page_size)
+    if plan.tiles.chunks.tiles:
+        run_chunks(plan, q, cache, out)
     return out
