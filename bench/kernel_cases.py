@@ -17,6 +17,7 @@ from detour.ops.index_topk import make_inputs as topk_inputs
 from detour.ops.kv_layout import grouped_query, index_keys_fp8, latent, latent_fp8_packed
 from detour.ops.latent_write import latent_write
 from detour.ops.mla import LatentShape, dense_mla, make_cache, sparse_mla
+from detour.ops.mla import cuda as mla_cuda
 from detour.ops.mla import triton as mla_triton
 from detour.ops.moe_nvfp4 import make_inputs as moe_inputs
 from detour.ops.moe_nvfp4 import triton as moe_triton
@@ -122,8 +123,21 @@ def sparse_cases(variants: bool) -> Iterator[Case]:
             size = tokens * (rows * row + 8 * (576 + 512) * 2)
             work = tokens * rows * 8 * (576 + 512) * 2
             label = f"{'fp8' if packed else 'bf16'} T={tokens} rows={rows}"
-            hows = {"triton": ()}
-            if variants and tokens in (64,) and rows == 2048:
+            hows: dict[str, Any] = {"triton": ()}
+            if packed:
+                hows["cuda"] = mla_cuda.Warps()
+            if variants and packed and tokens in (8, 64) and rows == 2048:
+                tried = [
+                    (4, 2, 2),
+                    (4, 2, 4),
+                    (4, 2, 8),
+                    (8, 2, 2),
+                    (8, 2, 4),
+                    (4, 3, 2),
+                    (2, 2, 8),
+                ]
+                hows |= {f"cuda {w}w{s}s/{n}": (mla_cuda.Warps(w, s), n) for w, s, n in tried}
+            if variants and not packed and tokens == 64 and rows == 2048:
                 tried = [(64, 4, 2), (32, 4, 2), (32, 4, 3), (64, 8, 2), (32, 2, 2), (128, 8, 2)]
                 hows |= {f"{k}w{w}s{s}/{n}": (k, w, s, n) for k, w, s in tried for n in (4, 8)}
             for name, how in hows.items():
@@ -147,9 +161,18 @@ def sparse_cases(variants: bool) -> Iterator[Case]:
 
 
 def sparse_call(q, cache, slots, counts, shape, how):  # type: ignore[no-untyped-def]
-    if not how:
-        run = backend(sparse_mla)
+    if not how or isinstance(how, mla_cuda.Warps):
+        run = backend(sparse_mla, "cuda" if how else "triton")
         return lambda: run(q, cache, slots, counts, shape)
+    if isinstance(how[0], mla_cuda.Warps):
+
+        def compiled() -> torch.Tensor:
+            out = mla_triton.new_output(q, shape)
+            places = (counts, counts, slots)
+            mla_cuda.launch(how[0], how[1], shape, q, cache, out, slots, counts, places, 0)
+            return out
+
+        return compiled
     empty = torch.empty(0, dtype=torch.int32, device=GPU)
     table = torch.empty(0, 1, dtype=torch.int32, device=GPU)
     tiles = attention_triton.Tiles(empty, empty, len(q), 1, how[3])
@@ -178,17 +201,18 @@ def dense_cases(variants: bool) -> Iterator[Case]:
             size = int(batch.lengths.sum()) * row + tokens * 8 * (576 + 512) * 2
             work = seen * 8 * (576 + 512) * 2
 
-            def make(shape=shape, batch=batch, tokens=tokens) -> Calls:  # type: ignore[no-untyped-def]
-                pages = int(batch.page_table.max()) + 1
-                q = torch.randn(tokens, 8, 576, device=GPU, dtype=BF16)
-                caches = [make_cache(pages * 64, 64, shape, GPU, source(n)) for n in range(2)]
-                dense_mla.discover()
-                plan = dense_mla.backends["triton"].plan(batch, shape)
-                run = backend(dense_mla)
-                return [lambda cache=cache: run(plan, q, cache) for cache in caches]
+            for name in ("triton", "cuda") if packed else ("triton",):
 
-            name = f"{'fp8' if packed else 'bf16'} {label}"
-            yield Case("dense_mla", "triton", name, size, work, make)
+                def make(shape=shape, batch=batch, tokens=tokens, name=name) -> Calls:  # type: ignore[no-untyped-def]
+                    pages = int(batch.page_table.max()) + 1
+                    q = torch.randn(tokens, 8, 576, device=GPU, dtype=BF16)
+                    caches = [make_cache(pages * 64, 64, shape, GPU, source(n)) for n in range(2)]
+                    run = backend(dense_mla, name)
+                    plan = dense_mla.backends[name].plan(batch, shape)
+                    return [lambda cache=cache: run(plan, q, cache) for cache in caches]
+
+                kind = "fp8" if packed else "bf16"
+                yield Case("dense_mla", name, f"{kind} {label}", size, work, make)
 
 
 def indexer_cases(variants: bool) -> Iterator[Case]:
