@@ -1,11 +1,13 @@
 """The front alone as a process: real HTTP, tokenizer and engine client; a script for an engine.
 
-    python bench/front_server.py STREAMS STEPS INTERVAL
+    python bench/front_server.py STREAMS STEPS INTERVAL [bare]
 
 Prints its port, then serves. The script waits until STREAMS sequences are open, gives each one
 token every INTERVAL seconds for STEPS steps, then ends them. With STREAMS 0 it answers every
-request at once with a single token. The CPU time of the process from the first step to the last, and the
-chunks in between, are printed as JSON when its standard input ends, which ends the server.
+request at once with a single token. The CPU time of the process in each step between the first and
+the last is printed as JSON (seconds) when its standard input ends, which ends the server. `bare`
+serves the same steps from an asyncio protocol that writes one fixed chunk a stream: what the machine
+asks for the sockets alone.
 """
 
 import asyncio
@@ -13,6 +15,7 @@ import json
 import sys
 import time
 from collections import deque
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -66,7 +69,7 @@ class Script:
     def __init__(self, streams: int, steps: int, interval: float, vocab_size: int) -> None:
         self.streams, self.steps, self.interval = streams, steps, interval
         self.vocab_size = vocab_size
-        self.cpu = 0.0
+        self.cpu: list[float] = []  # of each step between the first and the last, seconds
         self._open: list[int] = []
         self._news = asyncio.Event()
         self._out: deque[ToFront] = deque()
@@ -110,16 +113,15 @@ class Script:
             await self._news.wait()
 
     async def _tokens(self) -> ToFront:
-        if self._step == 1:  # the first step also wrote the headers
-            self._cpu_at_start = time.process_time()
+        if self._step > 1:  # the first step also wrote the headers
+            self.cpu.append(time.process_time() - self._cpu_at_start)
+        self._cpu_at_start = time.process_time()
         if self.streams:
             await asyncio.sleep(self.interval)
         self._step += 1
         sids = np.array(self._open, dtype=np.int64)
         tokens = (sids * 7 + self._step) % (self.vocab_size - 1) + 1
         last = not self.streams or self._step == self.steps
-        if self.streams and last:
-            self.cpu = time.process_time() - self._cpu_at_start
         started = [Started(sid, 0) for sid in self._open] if self._step == 1 else []
         finished = [Finish(sid, "length") for sid in self._open] if last else []
         if last:
@@ -156,8 +158,43 @@ async def main(streams: int, steps: int, interval: float) -> None:
     asyncio.get_running_loop().add_reader(sys.stdin, lambda: setattr(server, "should_exit", True))
     await serving
     receiving.cancel()
-    sys.stdout.write(json.dumps({"cpu": script.cpu, "chunks": streams * (steps - 2)}) + "\n")
+    sys.stdout.write(json.dumps({"cpu": script.cpu}) + "\n")
+
+
+class Bare(asyncio.Protocol):
+    """Answers any request with a head, then whatever its server writes."""
+
+    opened: ClassVar[list[Any]] = []
+
+    def connection_made(self, transport: Any) -> None:  # uvloop's is no asyncio.Transport
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        self.opened.append(self._transport)
+
+
+async def bare(streams: int, steps: int, interval: float) -> None:
+    server = await asyncio.get_running_loop().create_server(Bare, "127.0.0.1", 0, backlog=4096)
+    sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
+    sys.stdout.flush()
+    while len(Bare.opened) < streams:
+        await asyncio.sleep(0.01)
+    chunk = b"c0\r\ndata: " + b"x" * 184 + b"\n\n\r\n"
+    cpu = []
+    for _ in range(steps):
+        await asyncio.sleep(interval)
+        before = time.process_time()
+        for transport in Bare.opened:
+            transport.write(chunk)
+        await asyncio.sleep(0)  # uvloop writes when the loop turns
+        cpu.append(time.process_time() - before)
+    for transport in Bare.opened:
+        transport.close()
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)  # closing takes turns
+    sys.stdout.write(json.dumps({"cpu": cpu}) + "\n")
 
 
 if __name__ == "__main__":
-    uvloop.run(main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))
+    serve = bare if sys.argv[4:] == ["bare"] else main
+    uvloop.run(serve(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))
