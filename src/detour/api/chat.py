@@ -90,6 +90,19 @@ async def _prompt(front: Front, body: ChatRequest) -> Prompt:
 class _Reply:
     """One conversation's answer, whole or in chunks."""
 
+    __slots__ = (
+        "_before_text",
+        "_head",
+        "_id",
+        "_model",
+        "_options",
+        "_role_sent",
+        "_tokenizer",
+        "_with_logprobs",
+        "_with_token_ids",
+        "generation",
+    )
+
     def __init__(
         self, tokenizer: Tokenizer, body: ChatRequest, generation: Generation, model: str
     ) -> None:

@@ -102,6 +102,22 @@ async def _echoes(front: Front, prompts: Sequence[Prompt]) -> list[str]:
 class _Reply:
     """The answer to all prompts of a request, whole or in chunks."""
 
+    __slots__ = (
+        "_before_text",
+        "_echoes",
+        "_generation",
+        "_head",
+        "_id",
+        "_model",
+        "_offsets",
+        "_only_text",
+        "_options",
+        "_tokenizer",
+        "_with_logprobs",
+        "_with_token_ids",
+        "_with_top",
+    )
+
     def __init__(
         self,
         tokenizer: Tokenizer,

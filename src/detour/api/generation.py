@@ -34,9 +34,9 @@ class Choice:
     __slots__ = (
         "_detokenizer",
         "_finish",
-        "_fresh",
         "_generation",
         "_logprobs_taken",
+        "_read",
         "_tokens_taken",
         "cached_tokens",
         "drops_tokens",
@@ -70,7 +70,7 @@ class Choice:
         self._detokenizer = detokenizer
         self._generation: Generation | None = None
         self._finish: Finish | None = None
-        self._fresh: list[int] = []
+        self._read = 0  # token_ids that were turned into text
         self._tokens_taken = 0
         self._logprobs_taken = 0
 
@@ -107,7 +107,7 @@ class Choice:
         self.cached_tokens = started.cached_tokens
 
     def on_token(self, token: int) -> None:
-        self._fresh.append(token)
+        self.token_ids.append(token)
 
     def on_logprobs(self, logprobs: TokenLogprobs) -> None:
         self.logprobs.append(logprobs)
@@ -123,7 +123,7 @@ class Choice:
             return
         generation = self._generation
         assert generation is not None, "a choice hears of its tokens only after it was submitted"
-        if self._fresh:
+        if len(self.token_ids) > self._read:
             self._read_tokens(generation)
         finish = self._finish
         if finish is not None and not self.finish_reason:
@@ -142,26 +142,27 @@ class Choice:
 
     def _read_tokens(self, generation: "Generation") -> None:
         """Turn the step's tokens into text, up to a stop string or the token that ended it."""
-        tokens = self._fresh
-        self._fresh = []
+        tokens = self.token_ids
         if self.drops_tokens:
+            tokens.clear()
             self.logprobs.clear()
             return
-        generation.time_tokens(self, len(tokens))
-        hidden = self._finish is not None and self._hides_last(tokens[-1])
+        generation.time_tokens(self, len(tokens) - self._read)
+        shown = len(tokens)
+        if self._finish is not None and self._hides_last(tokens[-1]):
+            shown -= 1  # a stop token is counted, not shown
         detokenizer = self._detokenizer
-        for position, token in enumerate(tokens, 1):
-            self.token_ids.append(token)
-            if hidden and position == len(tokens):
-                break  # a stop token is counted, not shown
-            text = detokenizer.push(token)
+        for place in range(self._read, shown):
+            text = detokenizer.push(tokens[place])
             if text:
                 self.pieces.append(text)
             if detokenizer.stopped:
+                del tokens[place + 1 :]
                 self.matched_stop = detokenizer.stopped
                 generation.stop_in_engine(self)
                 self._end("stop")
                 break
+        self._read = len(tokens)
 
     def _hides_last(self, token: int) -> bool:
         finish = self._finish
@@ -177,7 +178,6 @@ class Choice:
         if self.request.params.logprobs >= 0:
             del self.logprobs[len(self.token_ids) :]
         self.finish_reason = reason
-        self._fresh = []
 
     def failure(self, seconds: float) -> DetourError:
         """What the client is told when it ended with "error" or "deadline"."""
@@ -196,6 +196,20 @@ class Choice:
 
 class Generation:
     """The choices of one client request. `on_change` is called when there may be news."""
+
+    __slots__ = (
+        "_arrived",
+        "_engine",
+        "_metrics",
+        "_open",
+        "choices",
+        "created",
+        "failure",
+        "finished",
+        "on_change",
+        "on_end",
+        "request_id",
+    )
 
     def __init__(
         self,

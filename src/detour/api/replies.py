@@ -47,6 +47,16 @@ class OpenAIStream:
     for all that is new (b"" for nothing), each ended by the `tail` it is given.
     """
 
+    __slots__ = (
+        "_generation",
+        "_head",
+        "_only",
+        "_told",
+        "_usage_always",
+        "_with_usage",
+        "_write_choice",
+    )
+
     def __init__(
         self,
         generation: Generation,
