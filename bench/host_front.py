@@ -18,7 +18,7 @@ from detour.engine.channel import ToFront
 from detour.engine.request import Finish, Started, TokenEvents, unpack_ids
 
 STREAMS, STEPS, INTERVAL = 1024, 40, 0.1
-LONG_WORDS, SHORT_WORDS = 16_000, 64  # about 32k and 128 tokens
+LONG_WORDS, SHORT_WORDS = 20_600, 82  # 32k and 128 tokens
 
 
 class FrontServer:
