@@ -1,12 +1,19 @@
-"""Fixtures that every part's tests may use."""
+"""Fixtures that every part's tests may use; Triton interpreted where there is no GPU."""
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from running_server import TINY_OPTIONS, RunningServer
 from tiny_model import write_tiny_llama
+
+# Triton reads this where it is first imported, its own library too, which any test may cause: so
+# it is set before all of them.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")
