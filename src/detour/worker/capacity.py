@@ -67,9 +67,9 @@ def start_worker(settings: WorkerSettings) -> Worker:
         torch.set_num_threads(threads)
         budget = cpu_budget(settings.memory_fraction, asked=settings.max_total_tokens > 0)
     del tiny
-    layouts = built.model.kv_spec
+    spec = built.model.kv_spec
     wanted = settings.max_total_tokens or settings.max_slots * context
-    num_pages = pages_for(budget, layouts, settings.page_size, wanted)
+    num_pages = pages_for(budget, spec, settings.page_size, wanted)
     held = (num_pages - 1) * settings.page_size
     if held < min(settings.max_total_tokens, wanted):
         log.warning(
@@ -85,7 +85,7 @@ def start_worker(settings: WorkerSettings) -> Worker:
         max_slots=settings.max_slots,
         context_length=context,
         vocab_size=built.model.vocab_size,
-        kv_bytes_per_token=bytes_per_token(layouts),
+        kv_bytes_per_token=bytes_per_token(spec),
         eos_ids=eos,
     )
     return Worker(built, runner, geometry, threads)
@@ -174,7 +174,7 @@ def _fastest_threads(runner: Runner) -> int:
     counts = sorted({1 << bit for bit in range(cores.bit_length()) if 1 << bit <= cores} | {cores})
     if len(counts) == 1:
         return 1
-    rows = min(TRIAL_ROWS, len(runner.staging.page_table))
+    rows = min(TRIAL_ROWS, runner.staging.max_slots)
     length = min(TRIAL_LENGTH, runner.staging.columns * runner.staging.page_size)
     plan = trial_plan(rows, rows, length - 1, length, SamplingParams(temperature=0.0))
     seconds = {}

@@ -26,15 +26,25 @@ class Staging:
     ) -> None:
         self.page_size = page_size
         self.device = device
+        self.max_slots = max_slots
         self.columns = -(-context_length // page_size)
-        self.page_table = torch.zeros(max_slots, self.columns, dtype=torch.int32, device=device)
-        self.sampled = torch.zeros(max_slots, REMEMBERED, dtype=torch.int64, device=device)
+        # One slot more than sequences may have: padded rows stand in it, all their pages page 0.
+        rows = max_slots + 1
+        self.page_table = torch.zeros(rows, self.columns, dtype=torch.int32, device=device)
+        self.sampled = torch.zeros(rows, REMEMBERED, dtype=torch.int64, device=device)
 
     def stage(self, plan: StepPlan) -> tuple[Batch, Tensor]:
         """The step's Batch, all tokens known, and where `remember` puts what it samples.
 
         Staging a plan again gives the same.
         """
+        there = self._upload(*self.numbers(plan))
+        self.update_tables(plan)
+        unknown = plan.tokens.min(initial=0) == UNKNOWN_TOKEN
+        return self.assemble(there, plan.counts, plan.starts + plan.counts, unknown=unknown)
+
+    def numbers(self, plan: StepPlan) -> tuple[NDArray[np.integer[Any]], ...]:
+        """What `assemble` needs of the plan: how long each is depends on rows and tokens alone."""
         counts, starts = plan.counts, plan.starts
         row_starts = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts, out=row_starts[1:])
@@ -45,7 +55,7 @@ class Staging:
         slots = plan.slots.astype(np.int64)
         slot_of_token = slots[rows]
         lengths = starts + counts
-        there = self._upload(
+        return (
             plan.tokens,
             positions,
             rows,
@@ -58,22 +68,34 @@ class Staging:
             row_starts[1:][plan.samples] - 1,
             (slots * REMEMBERED + lengths % REMEMBERED)[plan.samples],
         )
-        self._update_tables(plan)
-        tokens, positions_there, rows_there, cells, offsets_there, held = there[:6]
-        row_starts_there, lengths_there, slots_there, logits_at, places = there[6:]
-        if plan.tokens.min(initial=0) == UNKNOWN_TOKEN:
+
+    def assemble(
+        self,
+        there: tuple[Tensor, ...],
+        counts: NDArray[np.int32],
+        lengths: NDArray[np.int32],
+        *,
+        unknown: bool,
+    ) -> tuple[Batch, Tensor]:
+        """The Batch of `numbers` that lie on the device, and places; waits for nothing.
+
+        unknown: some tokens may be UNKNOWN_TOKEN. The page table is as wide as `lengths` need.
+        """
+        tokens, positions, rows, cells, offsets, held = there[:6]
+        row_starts, kv_lengths, slots, logits_at, places = there[6:]
+        if unknown:
             sampled = self.sampled.view(-1).index_select(0, held)
             tokens = torch.where(tokens == UNKNOWN_TOKEN, sampled, tokens)
         pages = self.page_table.view(-1).index_select(0, cells)
         used = -(-int(lengths.max(initial=0)) // self.page_size)
         batch = Batch(
             tokens=tokens,
-            positions=positions_there,
-            write_slots=torch.add(offsets_there, pages, alpha=self.page_size),
-            row_of_token=rows_there,
-            row_starts=row_starts_there.int(),
-            kv_lengths=lengths_there.int(),
-            page_table=self.page_table[:, :used].index_select(0, slots_there),
+            positions=positions,
+            write_slots=torch.add(offsets, pages, alpha=self.page_size),
+            row_of_token=rows,
+            row_starts=row_starts.int(),
+            kv_lengths=kv_lengths.int(),
+            page_table=self.page_table[:, :used].index_select(0, slots),
             logits_at=logits_at,
             page_size=self.page_size,
             counts=counts,
@@ -90,14 +112,16 @@ class Staging:
 
     def _upload(self, *arrays: NDArray[np.integer[Any]]) -> tuple[Tensor, ...]:
         """All arrays to the device as int64, in one copy."""
-        sizes = [len(array) for array in arrays]
-        together = torch.from_numpy(np.concatenate(arrays, dtype=np.int64))
-        if self.device.type != "cpu":
-            # torch keeps pinned memory until the copies from it have run.
-            together = together.pin_memory().to(self.device, non_blocking=True)
-        return together.split(sizes)
+        together = self.join(arrays)
+        return together.to(self.device, non_blocking=True).split([len(array) for array in arrays])
 
-    def _update_tables(self, plan: StepPlan) -> None:
+    def join(self, arrays: tuple[NDArray[np.integer[Any]], ...]) -> Tensor:
+        """One int64 tensor on the host, pinned where a copy to the device is not to wait."""
+        together = torch.from_numpy(np.concatenate(arrays, dtype=np.int64))
+        # torch keeps pinned memory until the copies from it have run.
+        return together if self.device.type == "cpu" else together.pin_memory()
+
+    def update_tables(self, plan: StepPlan) -> None:
         """A slot's pages are forgotten when a sequence enters it, then the changes are made."""
         if not (plan.admitted or len(plan.table_slots)):
             return
