@@ -1,4 +1,4 @@
-"""Attention over pages on a CPU in C++, float32: decodes, chunks and prompts in one call.
+"""Attention over pages on a CPU in C++, float32 or bfloat16: decodes, chunks and prompts in one call.
 
 A token's result is the same bit for bit whatever else the step holds and however its prompt is cut.
 """
@@ -29,12 +29,12 @@ class Tasks:
 
 
 def _reasons(device: Device, need: Need) -> list[str]:
-    if need["dtype"] is not torch.float32 or need["layout"].dtype is not torch.float32:
-        return ["it computes in float32 on a float32 cache alone"]
+    if need["layout"].dtype is not need["dtype"]:
+        return [f"the cache is {need['layout'].dtype}, the queries are {need['dtype']}"]
     width = need["head_dim"]
     if width % 8 or width > 256:
         return [f"a head's width must be a multiple of 8 up to 256, not {width}"]
-    return native.reasons(device)
+    return native.dtype_reasons(device, need["dtype"])
 
 
 def plan_tasks(batch: Batch, shape: AttentionShape) -> Tasks:
@@ -60,7 +60,7 @@ def plan_tasks(batch: Batch, shape: AttentionShape) -> Tasks:
 def attention_native(plan: Tasks, q: Tensor, key_cache: Tensor, value_cache: Tensor) -> Tensor:
     shape = plan.shape
     out = torch.empty(q.shape, dtype=q.dtype)
-    native.function("detour_attention", "pnpnpnppnnnnfpi")(
+    native.function("detour_attention", "pnpnpnppnnnnfpii")(
         plan.tasks.data_ptr(),
         plan.tasks.shape[0],
         plan.page_table.data_ptr(),
@@ -75,6 +75,7 @@ def attention_native(plan: Tasks, q: Tensor, key_cache: Tensor, value_cache: Ten
         shape.head_dim,
         shape.scale,
         out.data_ptr(),
+        native.DTYPES[q.dtype],
         torch.get_num_threads(),
     )
     return out

@@ -82,7 +82,11 @@ def _inputs(device: torch.device) -> Iterator[tuple[Need, tuple[Any, ...]]]:
         for packing in PACKINGS
         for tokens, rows, columns in ((1, 96, 64), (7, 40, 128), (65, 200, 96))
     ]
-    cases += [("dense", torch.bfloat16, tokens, 96, 64) for tokens in (1, 33)]
+    cases += [
+        (packing, torch.bfloat16, tokens, rows, columns)
+        for packing in PACKINGS
+        for tokens, rows, columns in ((1, 96, 64), (7, 40, 128), (33, 96, 288), (205, 200, 96))
+    ]
     cases += [("bfloat16", torch.float32, tokens, 96, 64) for tokens in (1, 33)]
     for number, (stored, dtype, tokens, rows, columns) in enumerate(cases):
         packing = "dense" if stored == "bfloat16" else stored

@@ -1,4 +1,4 @@
-"""gemm on a CPU with AVX2 in C++: weights stay packed, results do not depend on the batch.
+"""gemm of float32 activations on a CPU with AVX2 in C++: weights stay packed, rows do not mix.
 
 Dense bfloat16 weights and GGUF's Q4_0, Q4_1 and Q8_0 are expanded inside the kernel, exactly, so a
 step reads as few bytes as the checkpoint has. Each output is one ascending chain of multiply-adds
@@ -21,7 +21,7 @@ KINDS = {"float32": 0, "bfloat16": 1, "Q8_0": 2, "Q4_1": 3}
 
 @dataclass(frozen=True)
 class Panels:
-    """A weight as native/gemm.cpp reads it: panels of 16 outputs, inputs ascending within."""
+    """A weight as the C++ reads it: panels of 16 outputs, inputs ascending within."""
 
     kind: int
     rows: int
@@ -39,20 +39,25 @@ def _plan(weight: PackedWeight) -> Panels:
     (stored,) = weight.tensors
     if weight.packing == "dense":
         kind = "bfloat16" if stored.dtype is torch.bfloat16 else "float32"
-        panels = _by_panel(stored if kind == "bfloat16" else stored.float())
-        parts = [panels.transpose(1, 2)]
+        rows = by_panel(stored if kind == "bfloat16" else stored.float())
+        parts = [rows.transpose(1, 2)]
     else:
         kind = "Q8_0" if weight.packing == "Q8_0" else "Q4_1"
-        parts = _quantised(weight)
+        parts = quantised(weight)
+    return panels(kind, weight, parts)
+
+
+def panels(kind: str, weight: PackedWeight, parts: list[Tensor]) -> Panels:
+    """Parts of [panels, ...], or of [panels, groups, ...] where there are several, joined."""
     count = -(-weight.rows // PANEL)
     flat = [part.contiguous().view(torch.uint8).reshape(count, -1) for part in parts]
-    if weight.packing != "dense":
+    if len(parts) > 1:
         groups = weight.columns // GROUP
         flat = [torch.cat([part.view(count, groups, -1) for part in flat], dim=2)]
     return Panels(KINDS[kind], weight.rows, weight.columns, flat[0].contiguous().view(-1))
 
 
-def _by_panel(rows: Tensor) -> Tensor:
+def by_panel(rows: Tensor) -> Tensor:
     """[rows, ...] to [panels, 16, ...], zeros where the last panel is not full."""
     missing = -len(rows) % PANEL
     if missing:
@@ -60,11 +65,11 @@ def _by_panel(rows: Tensor) -> Tensor:
     return rows.view(-1, PANEL, *rows.shape[1:])
 
 
-def _quantised(weight: PackedWeight) -> list[Tensor]:
+def quantised(weight: PackedWeight) -> list[Tensor]:
     """Scales, minima (not for Q8_0) and quants, each [panels, groups, ...]."""
     groups = weight.columns // GROUP
     (stored,) = weight.tensors
-    blocks = _by_panel(stored.view(weight.rows, groups, GROUP_BYTES[weight.packing]))
+    blocks = by_panel(stored.view(weight.rows, groups, GROUP_BYTES[weight.packing]))
     blocks = blocks.transpose(1, 2)  # [panels, groups, 16, bytes]
     scale = blocks[..., :2].contiguous().view(torch.float16).squeeze(3)
     if weight.packing == "Q8_0":

@@ -1,4 +1,4 @@
-"""The write to a float32 cache on a CPU in C++."""
+"""The write to a cache of the numbers' own dtype on a CPU in C++, float32 or bfloat16."""
 
 import torch
 from torch import Tensor
@@ -10,16 +10,16 @@ from detour.ops.op import Need
 
 
 def _reasons(device: Device, need: Need) -> list[str]:
-    if need["dtype"] is not torch.float32 or need["layout"].dtype is not torch.float32:
-        return ["it writes float32 to float32 alone"]
-    return native.reasons(device)
+    if need["layout"].dtype is not need["dtype"]:
+        return [f"it converts nothing: {need['dtype']} to {need['layout'].dtype}"]
+    return native.dtype_reasons(device, need["dtype"])
 
 
 @kv_write.backend("native", reasons=_reasons, rank=2)
 def kv_write_native(
     keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, write_slots: Tensor
 ) -> None:
-    native.function("detour_kv_write", "pnpnpnnppi")(
+    native.function("detour_kv_write", "pnpnpnnppii")(
         keys.data_ptr(),
         keys.stride(0),
         values.data_ptr(),
@@ -29,5 +29,6 @@ def kv_write_native(
         keys.shape[1] * keys.shape[2],
         key_cache.data_ptr(),
         value_cache.data_ptr(),
+        native.DTYPES[keys.dtype],
         torch.get_num_threads(),
     )

@@ -19,6 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from detour.ops.device import Device
 
 log = logging.getLogger(__name__)
@@ -26,6 +28,9 @@ log = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread", "-fPIC")
 FOLDER = Path.home() / ".cache" / "detour" / "native"
+
+# The dtypes that kernels over rows of numbers take, as vector.h's of_type numbers them.
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 @cache
@@ -43,6 +48,13 @@ def reasons(device: Device) -> list[str]:
     if not compiler():
         return ["no C++ compiler (c++, g++ or clang++) was found"]
     return [f"the native kernels did not build: {failure()}"] if failure() else []
+
+
+def dtype_reasons(device: Device, dtype: torch.dtype) -> list[str]:
+    """The same for a kernel that computes on rows of `dtype`."""
+    if dtype not in DTYPES:
+        return [f"it computes in float32 and bfloat16, not {dtype}"]
+    return reasons(device)
 
 
 @cache

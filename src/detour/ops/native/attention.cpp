@@ -1,10 +1,11 @@
-// Causal grouped-query attention over pages, float32.
+// Causal grouped-query attention over pages, on float or bf16 (`dtype`, see of_type), computed in float.
 //
 // A query walks its sequence in blocks of 32 positions that start at multiples of 32, with the softmax
 // kept running (Milakov and Gimelshein 2018). The walk is the same whatever is computed beside it: a
 // token's result does not depend on the batch, on how its prompt was cut into chunks, or on pages.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <vector>
 #include "pool.h"
 #include "vector.h"
@@ -13,16 +14,17 @@ namespace {
 
 constexpr int BLOCK = 32;      // positions at a time
 
+template <class S>
 struct Cache {
-  const float* keys;
-  const float* values;
+  const S* keys;
+  const S* values;
   int64_t page_size;
   int64_t row;  // numbers per position: kv_heads * head_dim
 };
 
 // scores[h][0..31] = scale * q[h] . keys, for H query heads and 32 keys given by their addresses.
-template <int D, int H>
-inline void score(const float* q, const float* const* keys, int64_t width, float scale,
+template <int D, int H, class S>
+inline void score(const float* q, const S* const* keys, int64_t width, float scale,
                   float (*scores)[BLOCK]) {
   const int64_t depth = D ? D : width;
   for (int j = 0; j < BLOCK; j += 4) {
@@ -37,7 +39,7 @@ inline void score(const float* q, const float* const* keys, int64_t width, float
       for (int h = 0; h < H; h++) a[h] = _mm256_loadu_ps(q + h * depth + i);
 #pragma GCC unroll 4
       for (int v = 0; v < 4; v++) {
-        const f8 key = _mm256_loadu_ps(keys[j + v] + i);
+        const f8 key = load(keys[j + v] + i);
 #pragma GCC unroll 4
         for (int h = 0; h < H; h++) sums[h][v] = _mm256_fmadd_ps(a[h], key, sums[h][v]);
       }
@@ -49,8 +51,8 @@ inline void score(const float* q, const float* const* keys, int64_t width, float
 }
 
 // out[h] = out[h] * keep[h] + weights[h] . values, over the first n values given by their addresses.
-template <int V, int H>
-inline void gather_part(float (*weights)[BLOCK], const float* const* values, int n, int64_t width,
+template <int V, int H, class S>
+inline void gather_part(float (*weights)[BLOCK], const S* const* values, int n, int64_t width,
                         const float* keep, float* out) {
   f8 sums[H][V];
 #pragma GCC unroll 4
@@ -64,7 +66,7 @@ inline void gather_part(float (*weights)[BLOCK], const float* const* values, int
     for (int h = 0; h < H; h++) w[h] = _mm256_broadcast_ss(weights[h] + j);
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) {
-      const f8 value = _mm256_loadu_ps(values[j] + 8 * v);
+      const f8 value = load(values[j] + 8 * v);
 #pragma GCC unroll 4
       for (int h = 0; h < H; h++) sums[h][v] = _mm256_fmadd_ps(w[h], value, sums[h][v]);
     }
@@ -75,10 +77,10 @@ inline void gather_part(float (*weights)[BLOCK], const float* const* values, int
     for (int v = 0; v < V; v++) _mm256_store_ps(out + h * width + 8 * v, sums[h][v]);
 }
 
-template <int H>
-inline void gather(float (*weights)[BLOCK], const float* const* values, int n, int64_t width,
+template <int H, class S>
+inline void gather(float (*weights)[BLOCK], const S* const* values, int n, int64_t width,
                    const float* keep, float* out) {
-  const float* moved[BLOCK];
+  const S* moved[BLOCK];
   int64_t i = 0;
   for (; i + 32 <= width; i += 32) {
     for (int j = 0; j < n; j++) moved[j] = values[j] + i;
@@ -96,9 +98,9 @@ struct Running {
 };
 
 // One block of positions for H query heads of a token, which share keys and values: n of them are seen.
-template <int D, int H>
-__attribute__((noinline)) void walk_block(const float* q, const float* const* keys,
-                                          const float* const* values, int n, int64_t width,
+template <int D, int H, class S>
+__attribute__((noinline)) void walk_block(const float* q, const S* const* keys,
+                                          const S* const* values, int n, int64_t width,
                                           float scale, Running* states, float* out) {
   alignas(32) float scores[H][BLOCK];
   float keep[H];
@@ -122,13 +124,13 @@ __attribute__((noinline)) void walk_block(const float* q, const float* const* ke
 }
 
 // All query heads of a token that share a kv head, up to three at a time: as many as registers hold.
-template <int D>
-inline void walk_heads(int heads, const float* q, const float* const* keys,
-                       const float* const* values, int n, int64_t width, float scale,
+template <int D, class S>
+inline void walk_heads(int heads, const float* q, const S* const* keys,
+                       const S* const* values, int n, int64_t width, float scale,
                        Running* states, float* out) {
   for (int h = 0; h < heads;) {
     const int some = std::min(heads - h, 3);
-    auto run = some == 3 ? walk_block<D, 3> : some == 2 ? walk_block<D, 2> : walk_block<D, 1>;
+    auto run = some == 3 ? walk_block<D, 3, S> : some == 2 ? walk_block<D, 2, S> : walk_block<D, 1, S>;
     run(q + h * width, keys, values, n, width, scale, states + h, out + h * width);
     h += some;
   }
@@ -136,16 +138,18 @@ inline void walk_heads(int heads, const float* q, const float* const* keys,
 
 // A piece of work: `count` tokens of one sequence from position `start`, for query heads [first, last) of
 // each kv head in [kv_first, kv_last). q and out point at the first token.
+template <class S>
 struct Piece {
   const int32_t* pages;
   int64_t start, q_stride, out_stride;
   int count, kv_first, kv_last, first, last, group;
-  const float* q;
-  float* out;
+  const S* q;
+  S* out;
 };
 
 // Where the positions [base, base + 32) lie, in numbers from a cache's start.
-inline void find(const Cache& cache, const int32_t* pages, int64_t base, int64_t length, int64_t* places) {
+template <class S>
+inline void find(const Cache<S>& cache, const int32_t* pages, int64_t base, int64_t length, int64_t* places) {
   int64_t page = base / cache.page_size, offset = base % cache.page_size;
   for (int j = 0; j < BLOCK; j++) {
     if (base + j >= length) {  // past the end: read by none
@@ -158,20 +162,35 @@ inline void find(const Cache& cache, const int32_t* pages, int64_t base, int64_t
 }
 
 // Asks for numbers that the next block reads: a sequence's pages lie anywhere, so the processor cannot.
-inline void ask(const float* at, int64_t count) {
-  for (int64_t i = 0; i < count; i += 16) _mm_prefetch((const char*)(at + i), _MM_HINT_T0);
+template <class S>
+inline void ask(const S* at, int64_t count) {
+  for (int64_t i = 0; i < count; i += 64 / (int64_t)sizeof(S)) _mm_prefetch((const char*)(at + i), _MM_HINT_T0);
 }
 
-template <int D>
-void walk(const Cache& cache, const Piece& piece, int64_t width, float scale,
-          std::vector<Running>& states, std::vector<float>& room) {
+// The first float of `room` that a vector may be loaded from; there is space for `count` from there on.
+inline float* aligned(std::vector<float>& room, int64_t count) {
+  room.assign(count + 8, 0.0f);
+  return (float*)(((uintptr_t)room.data() + 31) & ~(uintptr_t)31);
+}
+
+template <int D, class S>
+void walk(const Cache<S>& cache, const Piece<S>& piece, int64_t width, float scale) {
+  thread_local std::vector<Running> states;
+  thread_local std::vector<float> room, query_room;
   const int heads = piece.last - piece.first, kv_heads = piece.kv_last - piece.kv_first;
   const int64_t chains = (int64_t)piece.count * kv_heads * heads;
   states.assign(chains, {-INFINITY, 0.0f});
-  room.assign(chains * width + 8, 0.0f);
-  float* sums = (float*)(((uintptr_t)room.data() + 31) & ~(uintptr_t)31);
+  float *sums = aligned(room, chains * width), *queries = aligned(query_room, chains * width);
+  const auto place = [&](int64_t chain) {  // of a chain's head among its token's
+    const int64_t kv = chain / heads % kv_heads, head = chain % heads;
+    return ((piece.kv_first + kv) * piece.group + piece.first + head) * width;
+  };
+  for (int64_t chain = 0; chain < chains; chain++) {
+    const S* q = piece.q + chain / (kv_heads * heads) * piece.q_stride + place(chain);
+    for (int64_t i = 0; i < width; i += 8) store(queries + chain * width + i, load(q + i));
+  }
   const int64_t length = piece.start + piece.count;
-  const float *keys[BLOCK], *values[BLOCK];
+  const S *keys[BLOCK], *values[BLOCK];
   int64_t places[BLOCK], next[BLOCK];
   find(cache, piece.pages, 0, length, next);
   for (int64_t base = 0; base < length; base += BLOCK) {
@@ -189,53 +208,37 @@ void walk(const Cache& cache, const Piece& piece, int64_t width, float scale,
       }
       for (int t = base > piece.start ? base - piece.start : 0; t < piece.count; t++) {
         const int64_t seen = piece.start + t + 1 - base;
-        const float* q = piece.q + t * piece.q_stride +
-                         ((piece.kv_first + kv) * piece.group + piece.first) * width;
         const int64_t chain = (t * kv_heads + kv) * heads;
-        walk_heads<D>(heads, q, keys, values, seen < BLOCK ? seen : BLOCK, width, scale,
+        walk_heads<D>(heads, queries + chain * width, keys, values, seen < BLOCK ? seen : BLOCK, width, scale,
                       states.data() + chain, sums + chain * width);
       }
     }
   }
-  for (int t = 0; t < piece.count; t++)
-    for (int kv = 0; kv < kv_heads; kv++)
-      for (int h = 0; h < heads; h++) {
-        const int64_t chain = (t * kv_heads + kv) * heads + h;
-        const f8 share = _mm256_set1_ps(1.0f / states[chain].total);
-        float* out = piece.out + t * piece.out_stride +
-                     ((piece.kv_first + kv) * piece.group + piece.first + h) * width;
-        for (int64_t i = 0; i < width; i += 8)
-          _mm256_storeu_ps(out + i, _mm256_mul_ps(share, _mm256_load_ps(sums + chain * width + i)));
-      }
+  for (int64_t chain = 0; chain < chains; chain++) {
+    const f8 share = _mm256_set1_ps(1.0f / states[chain].total);
+    S* out = piece.out + chain / (kv_heads * heads) * piece.out_stride + place(chain);
+    for (int64_t i = 0; i < width; i += 8)
+      store(out + i, _mm256_mul_ps(share, _mm256_load_ps(sums + chain * width + i)));
+  }
 }
 
 struct Task {
   int32_t row, token, start, count;  // of the batch; the step's token; its position; how many
 };
 
-}  // namespace
-
-extern "C" {
-
-// tasks [n, 4] int32: row, first token, its position, tokens (<= 16), longest first.
-// q [T, heads, width] with tokens `q_stride` apart; out [T, heads, width], contiguous.
-void detour_attention(const int32_t* tasks, int64_t n, const int32_t* page_table, int64_t table_stride,
-                      const float* q, int64_t q_stride, const float* keys, const float* values,
-                      int64_t page_size, int64_t heads, int64_t kv_heads, int64_t width, float scale,
-                      float* out, int threads) {
-  const Cache cache = {keys, values, page_size, kv_heads * width};
-  const Task* all = (const Task*)tasks;
+template <class S>
+void attend(const Task* tasks, int64_t n, const int32_t* page_table, int64_t table_stride, const S* q,
+            int64_t q_stride, const Cache<S>& cache, int64_t heads, int64_t kv_heads, int64_t width,
+            float scale, S* out, int threads) {
   const int group = heads / kv_heads;
   // Positions lie whole in memory, all kv heads together, so a piece takes them all where there are
   // pieces enough for the threads; else one kv head; else one query head.
   const int by_kv = n < 2 * threads ? kv_heads : 1;
   const int by_query = n * by_kv < 4 * threads && by_kv > 1 ? group : 1;
   pool::share(n * by_kv * by_query, threads, [&](int64_t i) {
-    thread_local std::vector<Running> states;
-    thread_local std::vector<float> room;
-    const Task& task = all[i / (by_kv * by_query)];
+    const Task& task = tasks[i / (by_kv * by_query)];
     const int kv = i / by_query % by_kv, query = i % by_query;
-    const Piece piece = {
+    const Piece<S> piece = {
         page_table + task.row * table_stride,
         task.start,
         q_stride,
@@ -249,8 +252,23 @@ void detour_attention(const int32_t* tasks, int64_t n, const int32_t* page_table
         q + task.token * q_stride,
         out + task.token * heads * width,
     };
-    auto run = width == 64 ? walk<64> : width == 128 ? walk<128> : walk<0>;
-    run(cache, piece, width, scale, states, room);
+    auto run = width == 64 ? walk<64, S> : width == 128 ? walk<128, S> : walk<0, S>;
+    run(cache, piece, width, scale);
   });
 }
+
+}  // namespace
+
+// tasks [n, 4] int32: row, first token, its position, tokens (<= 16), longest first.
+// q [T, heads, width] with tokens `q_stride` apart; out [T, heads, width], contiguous.
+extern "C" void detour_attention(const int32_t* tasks, int64_t n, const int32_t* page_table,
+                                 int64_t table_stride, const void* q, int64_t q_stride, const void* keys,
+                                 const void* values, int64_t page_size, int64_t heads, int64_t kv_heads,
+                                 int64_t width, float scale, void* out, int dtype, int threads) {
+  of_type(dtype, [&](auto* as) {
+    using S = std::remove_pointer_t<decltype(as)>;
+    const Cache<S> cache = {(const S*)keys, (const S*)values, page_size, kv_heads * width};
+    attend((const Task*)tasks, n, page_table, table_stride, (const S*)q, q_stride, cache, heads, kv_heads,
+           width, scale, (S*)out, threads);
+  });
 }

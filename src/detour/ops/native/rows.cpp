@@ -1,32 +1,84 @@
-// What is done to each token's numbers alone, float32: norms, rotation, gate, the write to the cache.
-// A token's result does not depend on the tokens beside it.
+// What is done to each token's numbers alone: norms, rotation, gate, the write to the cache.
+// A token's result does not depend on the tokens beside it. Numbers are float or bf16 (`dtype`, see
+// of_type), computed with in float.
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include "pool.h"
 #include "vector.h"
 
 namespace {
 
-inline float square_sum(const float* x, int64_t width) {
+template <class S>
+inline float square_sum(const S* x, int64_t width) {
   f8 sums[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
   int64_t i = 0;
   for (; i + 32 <= width; i += 32)
     for (int v = 0; v < 4; v++) {
-      f8 a = _mm256_loadu_ps(x + i + 8 * v);
+      f8 a = load(x + i + 8 * v);
       sums[v] = _mm256_fmadd_ps(a, a, sums[v]);
     }
   for (; i + 8 <= width; i += 8) {
-    f8 a = _mm256_loadu_ps(x + i);
+    f8 a = load(x + i);
     sums[0] = _mm256_fmadd_ps(a, a, sums[0]);
   }
   float total = sum8(_mm256_add_ps(_mm256_add_ps(sums[0], sums[1]), _mm256_add_ps(sums[2], sums[3])));
-  for (; i < width; i++) total += x[i] * x[i];
+  for (; i < width; i++) total += widen(x[i]) * widen(x[i]);
   return total;
 }
 
-inline void normalise(const float* x, const float* weight, float eps, int64_t width, float* out) {
+template <class S>
+inline void normalise(const S* x, const S* weight, float eps, int64_t width, S* out) {
   const float scale = 1.0f / std::sqrt(square_sum(x, width) / width + eps);
-  for (int64_t i = 0; i < width; i++) out[i] = x[i] * scale * weight[i];
+  const f8 scales = _mm256_set1_ps(scale);
+  int64_t i = 0;
+  for (; i + 8 <= width; i += 8)
+    store(out + i, _mm256_mul_ps(rounded(_mm256_mul_ps(load(x + i), scales), x), load(weight + i)));
+  for (; i < width; i++) put(out + i, rounded(widen(x[i]) * scale, x) * widen(weight[i]));
+}
+
+template <class S>
+inline void add(S* sum, const S* x, int64_t width) {
+  int64_t i = 0;
+  for (; i + 8 <= width; i += 8) store(sum + i, _mm256_add_ps(load(sum + i), load(x + i)));
+  for (; i < width; i++) put(sum + i, widen(sum[i]) + widen(x[i]));
+}
+
+// (a, b) turned by the angles whose cosines are c and sines are s, over `half` pairs.
+template <class S>
+inline void turn(S* a, S* b, const float* c, const float* s, int64_t half) {
+  int64_t i = 0;
+  for (; i + 8 <= half; i += 8) {
+    const f8 first = load(a + i), second = load(b + i), cosine = load(c + i), sine = load(s + i);
+    store(a + i, _mm256_fmsub_ps(first, cosine, _mm256_mul_ps(second, sine)));
+    store(b + i, _mm256_fmadd_ps(second, cosine, _mm256_mul_ps(first, sine)));
+  }
+  for (; i < half; i++) {
+    const float first = widen(a[i]), second = widen(b[i]);
+    put(a + i, first * c[i] - second * s[i]);
+    put(b + i, second * c[i] + first * s[i]);
+  }
+}
+
+// 1 / (1 + e^-g) through e^-|g|, which cannot overflow.
+inline f8 sigmoid(f8 g) {
+  const f8 one = _mm256_set1_ps(1.0f), zero = _mm256_setzero_ps();
+  f8 e = exp8(_mm256_or_ps(g, _mm256_set1_ps(-0.0f)));
+  f8 top = _mm256_blendv_ps(one, e, _mm256_cmp_ps(g, zero, _CMP_LT_OQ));
+  return _mm256_div_ps(top, _mm256_add_ps(one, e));
+}
+
+template <class S>
+inline void gate(const S* gates, const S* up, int64_t width, S* out) {
+  int64_t i = 0;
+  for (; i + 8 <= width; i += 8) {
+    f8 g = load(gates + i);
+    store(out + i, _mm256_mul_ps(rounded(_mm256_mul_ps(g, sigmoid(g)), up), load(up + i)));
+  }
+  for (; i < width; i++) {
+    const float g = widen(gates[i]);
+    put(out + i, rounded(g / (1.0f + std::exp(-g)), up) * widen(up[i]));
+  }
 }
 
 }  // namespace
@@ -34,77 +86,74 @@ inline void normalise(const float* x, const float* weight, float eps, int64_t wi
 extern "C" {
 
 // x: [outer, inner, width] with strides; out: the same shape, contiguous.
-void detour_rms_norm(const float* x, int64_t outer, int64_t inner, int64_t stride0, int64_t stride1,
-                     int64_t width, const float* weight, float eps, float* out, int threads) {
+void detour_rms_norm(const void* x, int64_t outer, int64_t inner, int64_t stride0, int64_t stride1,
+                     int64_t width, const void* weight, float eps, void* out, int dtype, int threads) {
   const int64_t rows = outer * inner;
-  pool::share_rows(rows, 8.0 * width, threads, [&](int64_t first, int64_t last) {
-    for (int64_t r = first; r < last; r++)
-      normalise(x + r / inner * stride0 + r % inner * stride1, weight, eps, width, out + r * width);
+  of_type(dtype, [&](auto* as) {
+    using S = std::remove_pointer_t<decltype(as)>;
+    pool::share_rows(rows, 8.0 * width, threads, [&](int64_t first, int64_t last) {
+      for (int64_t r = first; r < last; r++)
+        normalise((const S*)x + r / inner * stride0 + r % inner * stride1, (const S*)weight, eps, width,
+                  (S*)out + r * width);
+    });
   });
 }
 
 // residual += x; x = norm(residual). Both [T, width], contiguous.
-void detour_add_rms_norm(float* x, float* residual, int64_t T, int64_t width, const float* weight,
-                         float eps, int threads) {
-  pool::share_rows(T, 8.0 * width, threads, [&](int64_t first, int64_t last) {
-    for (int64_t t = first; t < last; t++) {
-      float* sum = residual + t * width;
-      float* out = x + t * width;
-      for (int64_t i = 0; i < width; i++) sum[i] += out[i];
-      normalise(sum, weight, eps, width, out);
-    }
+void detour_add_rms_norm(void* x, void* residual, int64_t T, int64_t width, const void* weight,
+                         float eps, int dtype, int threads) {
+  of_type(dtype, [&](auto* as) {
+    using S = std::remove_pointer_t<decltype(as)>;
+    pool::share_rows(T, 8.0 * width, threads, [&](int64_t first, int64_t last) {
+      for (int64_t t = first; t < last; t++) {
+        S *sum = (S*)residual + t * width, *out = (S*)x + t * width;
+        add(sum, out, width);
+        normalise(sum, (const S*)weight, eps, width, out);
+      }
+    });
   });
 }
 
 // x [T, heads, width], rotated in place; tokens `stride` apart. cos, sin [T, half].
-void detour_rope(float* x, int64_t T, int64_t heads, int64_t width, int64_t stride,
-                 const float* cosine, const float* sine, int64_t half, int threads) {
-  pool::share_rows(T, 4.0 * heads * width, threads, [&](int64_t first, int64_t last) {
-    for (int64_t t = first; t < last; t++) {
-      const float *c = cosine + t * half, *s = sine + t * half;
-      for (int64_t h = 0; h < heads; h++) {
-        float* __restrict a = x + t * stride + h * width;
-        float* __restrict b = a + half;
-        for (int64_t i = 0; i < half; i++) {
-          const float first = a[i], second = b[i];
-          a[i] = first * c[i] - second * s[i];
-          b[i] = second * c[i] + first * s[i];
+void detour_rope(void* x, int64_t T, int64_t heads, int64_t width, int64_t stride, const float* cosine,
+                 const float* sine, int64_t half, int dtype, int threads) {
+  of_type(dtype, [&](auto* as) {
+    using S = std::remove_pointer_t<decltype(as)>;
+    pool::share_rows(T, 4.0 * heads * width, threads, [&](int64_t first, int64_t last) {
+      for (int64_t t = first; t < last; t++)
+        for (int64_t h = 0; h < heads; h++) {
+          S* a = (S*)x + t * stride + h * width;
+          turn(a, a + half, cosine + t * half, sine + t * half, half);
         }
-      }
-    }
+    });
   });
 }
 
 // Rows of `width` numbers to cache[slots[t]], for keys and values. Tokens are `stride` apart.
-void detour_kv_write(const float* keys, int64_t key_stride, const float* values, int64_t value_stride,
-                     const int64_t* slots, int64_t T, int64_t width, float* key_cache,
-                     float* value_cache, int threads) {
-  pool::share_rows(T, 8.0 * width, threads, [&](int64_t first, int64_t last) {
-    for (int64_t t = first; t < last; t++) {
-      memcpy(key_cache + slots[t] * width, keys + t * key_stride, sizeof(float) * width);
-      memcpy(value_cache + slots[t] * width, values + t * value_stride, sizeof(float) * width);
-    }
+void detour_kv_write(const void* keys, int64_t key_stride, const void* values, int64_t value_stride,
+                     const int64_t* slots, int64_t T, int64_t width, void* key_cache, void* value_cache,
+                     int dtype, int threads) {
+  of_type(dtype, [&](auto* as) {
+    using S = std::remove_pointer_t<decltype(as)>;
+    pool::share_rows(T, 8.0 * width, threads, [&](int64_t first, int64_t last) {
+      for (int64_t t = first; t < last; t++) {
+        memcpy((S*)key_cache + slots[t] * width, (const S*)keys + t * key_stride, sizeof(S) * width);
+        memcpy((S*)value_cache + slots[t] * width, (const S*)values + t * value_stride, sizeof(S) * width);
+      }
+    });
   });
 }
 
 // silu(x[:, :width]) * x[:, width:]; x [T, 2 width] and out [T, width], contiguous.
-void detour_silu_mul(const float* x, int64_t T, int64_t width, float* out, int threads) {
-  pool::share_rows(T, 16.0 * width, threads, [&](int64_t first, int64_t last) {
-    for (int64_t t = first; t < last; t++) {
-      const float *gate = x + 2 * t * width, *up = gate + width;
-      float* to = out + t * width;
-      const f8 one = _mm256_set1_ps(1.0f), zero = _mm256_setzero_ps();
-      int64_t i = 0;
-      for (; i + 8 <= width; i += 8) {
-        f8 g = _mm256_loadu_ps(gate + i);
-        // 1 / (1 + e^-g) through e^-|g|, which cannot overflow.
-        f8 e = exp8(_mm256_or_ps(g, _mm256_set1_ps(-0.0f)));
-        f8 top = _mm256_blendv_ps(one, e, _mm256_cmp_ps(g, zero, _CMP_LT_OQ));
-        f8 sigmoid = _mm256_div_ps(top, _mm256_add_ps(one, e));
-        _mm256_storeu_ps(to + i, _mm256_mul_ps(_mm256_mul_ps(g, sigmoid), _mm256_loadu_ps(up + i)));
+void detour_silu_mul(const void* x, int64_t T, int64_t width, void* out, int dtype, int threads) {
+  of_type(dtype, [&](auto* as) {
+    using S = std::remove_pointer_t<decltype(as)>;
+    pool::share_rows(T, 16.0 * width, threads, [&](int64_t first, int64_t last) {
+      for (int64_t t = first; t < last; t++) {
+        const S* gates = (const S*)x + 2 * t * width;
+        gate(gates, gates + width, width, (S*)out + t * width);
       }
-      for (; i < width; i++) to[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
-    }
+    });
   });
 }
 }

@@ -1,4 +1,4 @@
-"""Norms on a CPU in C++, float32."""
+"""Norms on a CPU in C++, float32 or bfloat16."""
 
 import torch
 from torch import Tensor
@@ -10,9 +10,7 @@ from detour.ops.op import Need
 
 
 def _reasons(device: Device, need: Need) -> list[str]:
-    if need["dtype"] is not torch.float32:
-        return ["it computes in float32 alone"]
-    return native.reasons(device)
+    return native.dtype_reasons(device, need["dtype"])
 
 
 @rms_norm.backend("native", reasons=_reasons, rank=2)
@@ -21,7 +19,7 @@ def rms_norm_native(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.dim() > 3 or x.stride(-1) != 1:
         x = x.reshape(-1, x.shape[-1]).contiguous()
     outer, inner = (x.shape[0], x.shape[1]) if x.dim() == 3 else (x.numel() // x.shape[-1], 1)
-    native.function("detour_rms_norm", "pnnnnnpfpi")(
+    native.function("detour_rms_norm", "pnnnnnpfpii")(
         x.data_ptr(),
         outer,
         inner,
@@ -31,6 +29,7 @@ def rms_norm_native(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         weight.data_ptr(),
         eps,
         out.data_ptr(),
+        native.DTYPES[x.dtype],
         torch.get_num_threads(),
     )
     return out
@@ -40,13 +39,14 @@ def rms_norm_native(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm_native(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    native.function("detour_add_rms_norm", "ppnnpfi")(
+    native.function("detour_add_rms_norm", "ppnnpfii")(
         x.data_ptr(),
         residual.data_ptr(),
         x.shape[0],
         x.shape[1],
         weight.data_ptr(),
         eps,
+        native.DTYPES[x.dtype],
         torch.get_num_threads(),
     )
     return x, residual

@@ -1,4 +1,4 @@
-"""Rotation in place on a CPU in C++, float32."""
+"""Rotation in place on a CPU in C++, float32 or bfloat16."""
 
 import torch
 from torch import Tensor
@@ -10,14 +10,12 @@ from detour.ops.rope import rope
 
 
 def _reasons(device: Device, need: Need) -> list[str]:
-    if need["dtype"] is not torch.float32:
-        return ["it computes in float32 alone"]
-    return native.reasons(device)
+    return native.dtype_reasons(device, need["dtype"])
 
 
 @rope.backend("native", reasons=_reasons, rank=2)
 def rope_native(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    native.function("detour_rope", "pnnnnppni")(
+    native.function("detour_rope", "pnnnnppnii")(
         x.data_ptr(),
         x.shape[0],
         x.shape[1],
@@ -26,6 +24,7 @@ def rope_native(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         cos.data_ptr(),
         sin.data_ptr(),
         cos.shape[1],
+        native.DTYPES[x.dtype],
         torch.get_num_threads(),
     )
     return x

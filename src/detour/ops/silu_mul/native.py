@@ -1,4 +1,4 @@
-"""The gate on a CPU in C++, float32."""
+"""The gate on a CPU in C++, float32 or bfloat16."""
 
 import torch
 from torch import Tensor
@@ -10,16 +10,19 @@ from detour.ops.silu_mul import silu_mul
 
 
 def _reasons(device: Device, need: Need) -> list[str]:
-    if need["dtype"] is not torch.float32:
-        return ["it computes in float32 alone"]
-    return native.reasons(device)
+    return native.dtype_reasons(device, need["dtype"])
 
 
 @silu_mul.backend("native", reasons=_reasons, rank=2)
 def silu_mul_native(x: Tensor) -> Tensor:
     width = x.shape[1] // 2
     out = x.new_empty(x.shape[0], width)
-    native.function("detour_silu_mul", "pnnpi")(
-        x.data_ptr(), x.shape[0], width, out.data_ptr(), torch.get_num_threads()
+    native.function("detour_silu_mul", "pnnpii")(
+        x.data_ptr(),
+        x.shape[0],
+        width,
+        out.data_ptr(),
+        native.DTYPES[x.dtype],
+        torch.get_num_threads(),
     )
     return out
