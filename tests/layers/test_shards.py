@@ -54,9 +54,8 @@ def run(layer, x):
         return layer(x)
     batch = make_batch([(0, len(x))], 4, CPU, torch.Generator().manual_seed(1))
     angles = torch.ones(len(x), 4).cumsum(0) / torch.arange(1, 5)
-    kv = KVCache([layer.shape.layout], int(batch.page_table.max()) + 1, 4, CPU).layers[0]
-    plan = layer.attend.plan(batch, layer.shape)
-    return layer(x, (angles.cos(), angles.sin()), batch, plan, kv)
+    kv = KVCache([layer.layouts], int(batch.page_table.max()) + 1, 4, CPU).layers[0]
+    return layer(x, (angles.cos(), angles.sin()), batch, layer.plan(batch), kv)[0]
 
 
 def attention(one: Site) -> GroupedQueryAttention:

@@ -13,19 +13,19 @@ from detour.worker.build import choose_dtype
 from detour.worker.capacity import _fastest_threads
 from detour.worker.kv_cache import KVCache, available_memory, bytes_per_token, pages_for
 
-LAYOUTS = [grouped_query(torch.float32, 2, 8)] * 3
+SPEC = [(grouped_query(torch.float32, 2, 8),)] * 3
 COST = 3 * 2 * 2 * 8 * 4  # bytes per token
 
 
 def test_bytes_per_token():
-    assert bytes_per_token(LAYOUTS) == COST
+    assert bytes_per_token(SPEC) == COST
 
 
 def test_pages_are_what_is_wanted_or_what_fits():
-    assert pages_for(10**9, LAYOUTS, 16, wanted_tokens=100) == 7 + 1
-    assert pages_for(5 * 16 * COST, LAYOUTS, 16, wanted_tokens=1000) == 5
+    assert pages_for(10**9, SPEC, 16, wanted_tokens=100) == 7 + 1
+    assert pages_for(5 * 16 * COST, SPEC, 16, wanted_tokens=1000) == 5
     with pytest.raises(ConfigError, match="KV cache"):
-        pages_for(16 * COST, LAYOUTS, 16, wanted_tokens=1000)
+        pages_for(16 * COST, SPEC, 16, wanted_tokens=1000)
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,11 @@ def test_pages_are_what_is_wanted_or_what_fits():
         (grouped_query(torch.bfloat16, 2, 8), (5, 4, 2, 8)),
         (KVLayout("latent", torch.bfloat16, 1, 576, 1), (5, 4, 576)),
         (KVLayout("latent_fp8_packed", torch.uint8, 1, 656, 1), (5, 4, 656)),
-        (KVLayout("index_keys_fp8", torch.uint8, 1, 132, 1), (5, 4 * 132)),
+        (KVLayout("index_keys_fp8", torch.uint8, 1, 132, 1), (5, 4, 132)),
     ],
 )
 def test_cache_tensors_follow_their_layout(layout, shape):
-    cache = KVCache([layout], 5, 4, torch.device("cpu"))
+    cache = KVCache([(layout,)], 5, 4, torch.device("cpu"))
     assert [tensor.shape for tensor in cache.layers[0]] == [shape] * layout.tensors
     assert cache.nbytes == 5 * 4 * layout.bytes_per_token
 

@@ -46,6 +46,7 @@ class GroupedQueryAttention:
         self.queries = self.qkv.sizes[0] // width
         self.turned = self.queries + self.qkv.sizes[1] // width  # heads that are rotated
         layout = grouped_query(kv_dtype, self.turned - self.queries, width)
+        self.layouts = (layout,)
         self.shape = AttentionShape(self.queries, layout.heads, width, width**-0.5, layout)
         self.norms = (
             (
@@ -61,6 +62,10 @@ class GroupedQueryAttention:
         shapes = {"heads": self.queries, "kv_heads": layout.heads, "layout": layout}
         self.attend = site.routes.route(attention, {**need, **shapes})
 
+    def plan(self, batch: Batch) -> Any:
+        """What every layer of this shape shares in a step."""
+        return self.attend.plan(batch, self.shape)
+
     def __call__(
         self,
         x: Tensor,
@@ -68,8 +73,8 @@ class GroupedQueryAttention:
         batch: Batch,
         plan: Any,
         kv: Sequence[Tensor],
-    ) -> Tensor:
-        """[T, hidden] -> [T, hidden]; writes this step's keys and values to `kv`."""
+    ) -> tuple[Tensor, Any]:
+        """([T, hidden], plan); writes this step's keys and values to `kv`."""
         heads = self.qkv(x).view(len(x), -1, self.shape.head_dim)
         values = heads[:, self.turned :]
         if self.norms:
@@ -79,4 +84,4 @@ class GroupedQueryAttention:
             turned = self.rotate(heads[:, : self.turned], *angles)
             queries, keys = turned[:, : self.queries], turned[:, self.queries :]
         self.write(keys, values, *kv, batch.write_slots)
-        return self.out(self.attend(plan, queries, *kv).flatten(1))
+        return self.out(self.attend(plan, queries, *kv).flatten(1)), plan

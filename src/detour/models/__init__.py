@@ -17,7 +17,7 @@ from detour.loading.model_config import normalise
 from detour.ops.device import probe
 from detour.ops.route import Routes
 
-_NOT_MODELS = {"fields", "model"}
+_NOT_MODELS = {"decoder", "fields", "model"}
 
 
 def supported() -> list[str]:

@@ -9,7 +9,7 @@ from detour.layers.weight import Site
 from detour.ops.batch import Batch
 from detour.ops.kv_layout import KVLayout
 
-LayerKV = tuple[Tensor, ...]  # one layer's cache tensors, as its KVLayout says
+LayerKV = tuple[Tensor, ...]  # one layer's cache tensors, as its layouts say, one after the other
 
 
 class Model(Protocol):
@@ -27,12 +27,12 @@ class Model(Protocol):
         ...
 
     @property
-    def kv_spec(self) -> Sequence[KVLayout]:
+    def kv_spec(self) -> Sequence[tuple[KVLayout, ...]]:
         """What each layer stores per token; same order as `forward`'s `kv`."""
         ...
 
     def plan(self, batch: Batch) -> Any:
-        """What all layers of one step share; handed to `forward` with the same batch."""
+        """What the layers of one step share; handed to `forward` with the same batch."""
         ...
 
     def forward(self, batch: Batch, plan: Any, kv: Sequence[LayerKV]) -> Tensor:

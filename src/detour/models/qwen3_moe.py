@@ -10,6 +10,7 @@ from detour.layers.mlp import GatedMLP
 from detour.layers.moe import MixtureOfExperts
 from detour.layers.weight import Site
 from detour.models import llama
+from detour.models.decoder import Block, Decoder
 from detour.models.fields import Fields
 from detour.ops.routing import RoutingRule
 
@@ -51,14 +52,14 @@ def read(config: Mapping[str, Any]) -> Config:
     return read
 
 
-def build(config: Config, site: Site, kv_dtype: torch.dtype) -> llama.Decoder:
+def build(config: Config, site: Site, kv_dtype: torch.dtype) -> Decoder:
     hidden = config.decoder.hidden
 
-    def block(name: str, layer: int) -> llama.Block:
-        if not config.sparse[layer]:
+    def feed(name: str, number: int) -> Block:
+        if not config.sparse[number]:
             return GatedMLP(site, name, hidden, config.decoder.mlp_width, bias=False)
         return MixtureOfExperts(
             site, name, hidden, config.expert_width, config.experts, config.rule
         )
 
-    return llama.Decoder(config.decoder, site, kv_dtype, block)
+    return llama.decoder(config.decoder, site, kv_dtype, feed)

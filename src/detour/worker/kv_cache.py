@@ -18,20 +18,23 @@ log = logging.getLogger(__name__)
 CPU_MOST = 4 << 30  # bytes of main memory that are taken unasked
 
 
-def bytes_per_token(layouts: Sequence[KVLayout]) -> int:
+Spec = Sequence[tuple[KVLayout, ...]]  # what each layer stores per token
+
+
+def bytes_per_token(spec: Spec) -> int:
     """Of all layers."""
-    return sum(layout.bytes_per_token for layout in layouts)
+    return sum(layout.bytes_per_token for layer in spec for layout in layer)
 
 
 class KVCache:
-    """One tuple of tensors per layer, as its layout says; zeros at first.
+    """One tuple of tensors per layer, as its layouts say, one after the other; zeros at first.
 
     num_pages counts page 0, which belongs to no sequence.
     """
 
     def __init__(
         self,
-        layouts: Sequence[KVLayout],
+        spec: Spec,
         num_pages: int,
         page_size: int,
         device: torch.device,
@@ -41,9 +44,10 @@ class KVCache:
         self.layers = [
             tuple(
                 torch.zeros(_shape(layout, num_pages, page_size), dtype=layout.dtype, device=device)
+                for layout in layer
                 for _ in range(layout.tensors)
             )
-            for layout in layouts
+            for layer in spec
         ]
 
     @property
@@ -54,17 +58,15 @@ class KVCache:
 def _shape(layout: KVLayout, num_pages: int, page_size: int) -> tuple[int, ...]:
     if layout.name == "grouped_query":
         return (num_pages, page_size, layout.heads, layout.width)
-    if layout.name == "index_keys_fp8":
-        return (num_pages, page_size * layout.width)
     return (num_pages, page_size, layout.width)
 
 
-def pages_for(budget: int, layouts: Sequence[KVLayout], page_size: int, wanted_tokens: int) -> int:
+def pages_for(budget: int, spec: Spec, page_size: int, wanted_tokens: int) -> int:
     """Pages (page 0 included) for `wanted_tokens`, or as many as `budget` bytes hold, if fewer.
 
     Raises ConfigError when not even one page fits beside page 0.
     """
-    cost = bytes_per_token(layouts) * page_size
+    cost = bytes_per_token(spec) * page_size
     fits = budget // cost
     if fits < 2:
         raise ConfigError(
