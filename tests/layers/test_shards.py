@@ -10,7 +10,7 @@ from detour.errors import ConfigError
 from detour.layers.attention import GroupedQueryAttention
 from detour.layers.embedding import Embedding
 from detour.layers.mlp import GatedMLP
-from detour.layers.moe import MixtureOfExperts
+from detour.layers.moe import Mixture, MixtureOfExperts
 from detour.layers.weight import Site
 from detour.loading.checkpoint import open_checkpoint
 from detour.ops.attention import make_batch
@@ -76,7 +76,7 @@ def mlp(one: Site) -> GatedMLP:
 
 
 def experts(one: Site) -> MixtureOfExperts:
-    return MixtureOfExperts(one, "model.layers.0.mlp", 32, 16, 8, RoutingRule(2))
+    return MixtureOfExperts(one, "model.layers.0.mlp", 32, Mixture(8, 16, RoutingRule(2)))
 
 
 BIASED = {"attention_bias": True, "mlp_bias": True}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from detour.layers.mlp import GatedMLP
-from detour.layers.moe import MixtureOfExperts
+from detour.layers.moe import Mixture, MixtureOfExperts
 from detour.layers.weight import Site
 from detour.models import llama
 from detour.models.decoder import Block, Decoder
@@ -18,9 +18,7 @@ from detour.ops.routing import RoutingRule
 @dataclass(frozen=True)
 class Config:
     decoder: llama.Config
-    experts: int
-    expert_width: int
-    rule: RoutingRule
+    mixture: Mixture
     sparse: tuple[bool, ...]  # per layer: experts, or one dense block
 
 
@@ -41,9 +39,11 @@ def read(config: Mapping[str, Any]) -> Config:
     dense = fields.integers("mlp_only_layers")
     read = Config(
         decoder=decoder,
-        experts=experts,
-        expert_width=fields.integer("moe_intermediate_size"),
-        rule=RoutingRule(chosen, normalise=fields.flag("norm_topk_prob", default=False)),
+        mixture=Mixture(
+            experts,
+            fields.integer("moe_intermediate_size"),
+            RoutingRule(chosen, normalise=fields.flag("norm_topk_prob", default=False)),
+        ),
         sparse=tuple(
             layer not in dense and (layer + 1) % stride == 0 for layer in range(decoder.layers)
         ),
@@ -58,8 +58,6 @@ def build(config: Config, site: Site, kv_dtype: torch.dtype) -> Decoder:
     def feed(name: str, number: int) -> Block:
         if not config.sparse[number]:
             return GatedMLP(site, name, hidden, config.decoder.mlp_width, bias=False)
-        return MixtureOfExperts(
-            site, name, hidden, config.expert_width, config.experts, config.rule
-        )
+        return MixtureOfExperts(site, name, hidden, config.mixture)
 
     return llama.decoder(config.decoder, site, kv_dtype, feed)
