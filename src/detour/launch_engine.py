@@ -22,6 +22,7 @@ from detour.engine.scheduler import Scheduler, SchedulerSettings
 from detour.engine.supervisor import REFUSED_TO_START
 from detour.errors import DetourError
 from detour.worker.build import choose_device
+from detour.worker.cuda_graphs import decode_sizes
 from detour.worker.executors import LocalExecutor
 from detour.worker.settings import WorkerSettings
 
@@ -98,6 +99,7 @@ def worker_settings(config: Config, model: Path, seed: int) -> WorkerSettings:
     chosen = chosen_for(config)
     slots = config.max_running_requests or chosen.sequences
     chunk = config.chunked_prefill_size or chosen.chunk
+    most = min(config.cuda_graph_max_bs or slots, slots)
     return WorkerSettings(
         model=model,
         device=config.device,
@@ -116,6 +118,7 @@ def worker_settings(config: Config, model: Path, seed: int) -> WorkerSettings:
         backends=config.wishes(),
         strict_backends=config.strict_backends,
         seed=seed,
+        graph_sizes=() if config.disable_cuda_graph else decode_sizes(most, config.cuda_graph_bs),
     )
 
 

@@ -117,26 +117,27 @@ DEVICES: tuple[Accepted, ...] = (
     ),
     # --- graphs and compilation
     *rows(
-        "steps run without CUDA graphs: they are not here yet",
-        quiet="disabled",
+        "whole decode steps are kept as CUDA graphs, other steps never; --disable-cuda-graph "
+        "turns them off",
+        quiet="full",
         value="""
-            --cuda-graph-max-bs --cuda-graph-max-bs-decode --cuda-graph-max-bs-prefill
-            --cuda-graph-backend-decode --cuda-graph-backend-prefill
-            --max-cudagraph-capture-size --piecewise-cuda-graph-max-tokens
-            --piecewise-cuda-graph-compiler
+            --cuda-graph-max-bs-prefill --cuda-graph-backend-decode
+            --piecewise-cuda-graph-max-tokens --piecewise-cuda-graph-compiler
         """,
         values="""
-            --cuda-graph-bs --cuda-graph-bs-decode --cuda-graph-bs-prefill
-            --cuda-graph-sizes --cuda-graph-tokens-prefill --cudagraph-capture-sizes
-            --piecewise-cuda-graph-tokens
+            --cuda-graph-bs-prefill --cuda-graph-tokens-prefill --piecewise-cuda-graph-tokens
         """,
         json="--cuda-graph-config",
         switch="""
-            --disable-cuda-graph --enforce-eager --no-enforce-eager
             --disable-cuda-graph-padding --enable-profile-cuda-graph
-            --enable-cudagraph-gc --enable-piecewise-cuda-graph
-            --disable-piecewise-cuda-graph --enable-breakable-cuda-graph
+            --enable-cudagraph-gc --enable-piecewise-cuda-graph --enable-breakable-cuda-graph
         """,
+    ),
+    *rows(
+        "this is always so",
+        quiet="disabled",
+        value="--cuda-graph-backend-prefill",
+        switch="--disable-piecewise-cuda-graph",
     ),
     *rows(
         "nothing is compiled ahead: kernels are used as they are",

@@ -241,6 +241,27 @@ class Config:
         group="device",
         op="attention",
     )
+    disable_cuda_graph: bool = option(
+        False,
+        "--disable-cuda-graph --enforce-eager",
+        "Launch the kernels of every decode step one by one.",
+        group="device",
+        sets={"--no-enforce-eager": False},
+    )
+    cuda_graph_max_bs: int = option(
+        0,
+        "--cuda-graph-max-bs --cuda-graph-max-bs-decode --max-cudagraph-capture-size",
+        "Most sequences of a decode step kept as a CUDA graph; 0 = all that may run.",
+        group="device",
+        convert=integer,
+    )
+    cuda_graph_bs: str = option(
+        "",
+        "--cuda-graph-bs --cuda-graph-bs-decode --cuda-graph-sizes --cudagraph-capture-sizes",
+        "Sequences of the decode steps kept as CUDA graphs; default: chosen up to the most.",
+        group="device",
+        repeated=True,
+    )
     strict_backends: bool = option(
         False,
         "--strict-backends",
@@ -361,6 +382,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("schedule_conservativeness", 0.0, 1e3),
     ("request_timeout", 0.0, 1e9),
     ("threads", 0, 4096),
+    ("cuda_graph_max_bs", 0, 2**20),
     ("port", 0, 65535),
     ("drain_timeout", 0.0, 1e9),
 )

@@ -40,6 +40,7 @@ class Backend:
         no_plan  # host-side preparation once a step; its result is handed to run
     )
     rank: int = 0  # among those that can serve, a larger one is tried first; the reference has -1
+    replays: bool = True  # recorded in a CUDA graph, it follows batches of other lengths
 
 
 @dataclass
@@ -106,6 +107,7 @@ def op(
     plan: Callable[..., Any] = no_plan,
     planned: int = 0,
     writes: tuple[int, ...] = (),
+    replays: bool = True,
 ) -> Callable[[Callable[..., Any]], Op]:
     """Make the decorated torch function an op named after itself.
 
@@ -115,14 +117,14 @@ def op(
 
     An op that prepares (once a step, or once a weight) has planned = n: its first n inputs go to
     `plan`, and `run` takes what that returned in their place. `writes` numbers the arguments of an
-    input that the op writes to; they are outputs like what it returns.
+    input that the op writes to; they are outputs like what it returns. `replays` is the reference's.
     """
 
     def declare(reference: Callable[..., Any]) -> Op:
         return Op(
             name=reference.__name__,
             package=package,
-            reference=Backend("reference", reference, always, plan, rank=-1),
+            reference=Backend("reference", reference, always, plan, rank=-1, replays=replays),
             inputs=inputs,
             tolerance=tolerance,
             planned=planned,

@@ -15,6 +15,7 @@ from detour.loading.model_config import eos_ids
 from detour.ops.sampling import draw, greedy
 from detour.sampling_params import SamplingParams
 from detour.worker.build import BuiltModel, build_model
+from detour.worker.cuda_graphs import capture_all, graph_bytes
 from detour.worker.kv_cache import KVCache, bytes_per_token, cpu_budget, pages_for
 from detour.worker.runner import Runner
 from detour.worker.sampler import Sampler
@@ -61,6 +62,8 @@ def start_worker(settings: WorkerSettings) -> Worker:
     tiny = _runner(settings, built, 2, context, eos)
     if built.site.device.is_cuda:
         budget = _gpu_budget(settings, tiny, context)
+        if sizes := _graph_sizes(settings, built):
+            budget -= graph_bytes(tiny.graphs, sizes, built.site.device.torch_device)
         threads = 0
     else:
         threads = threads or _fastest_threads(tiny)
@@ -79,6 +82,8 @@ def start_worker(settings: WorkerSettings) -> Worker:
         log.warning("context length is %d tokens instead of %d: KV memory", held, context)
         context = held
     runner = _runner(settings, built, num_pages, context, eos)
+    if sizes := _graph_sizes(settings, built):
+        capture_all(runner.graphs, sizes, built.site.device.torch_device)
     geometry = Geometry(
         num_pages=num_pages,
         page_size=settings.page_size,
@@ -101,6 +106,18 @@ def context_length(settings: WorkerSettings, built: BuiltModel) -> int:
             param="context_length",
         )
     return settings.context_length or longest
+
+
+def _graph_sizes(settings: WorkerSettings, built: BuiltModel) -> tuple[int, ...]:
+    """Those asked for, none where a backend in use cannot be replayed; a log line says which."""
+    if not built.site.device.is_cuda:
+        return ()
+    for route in built.site.routes.chosen.values():
+        if settings.graph_sizes and not route.current.replays:
+            name = f"{route.op.name}'s {route.current.name}"
+            log.info("steps run without CUDA graphs: %s backend counts on the host", name)
+            return ()
+    return settings.graph_sizes
 
 
 def _runner(

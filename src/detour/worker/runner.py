@@ -13,7 +13,7 @@ from torch import Tensor
 
 from detour.engine.plan import PromptRowLogprobs, StepPlan, StepResult
 from detour.models.model import Model
-from detour.ops.batch import Batch
+from detour.worker.cuda_graphs import DecodeGraphs, Forward
 from detour.worker.kv_cache import KVCache
 from detour.worker.sampler import Sampled, Sampler, token_logprobs
 from detour.worker.staging import Staging
@@ -88,6 +88,7 @@ class Runner:
         self.staging = staging
         self.device = device
         self.logit_bytes = logit_bytes
+        self.graphs = DecodeGraphs(model, kv, staging)
         self.prompts: dict[int, NDArray[np.int32]] = {}  # slot -> prompt, of those that ask
 
     @torch.inference_mode()
@@ -96,11 +97,15 @@ class Runner:
         self.sampler.admit(plan.admitted)
         self._admit(plan)
         sampling = self.sampler.prepare(plan)
+        passed = self.graphs.run(plan) or self._forward(plan)
+        sampled = self.sampler.sample(self._logits(passed), sampling, passed.tokens)
+        self.staging.remember(passed.places, sampled.tokens)
+        return self._fetch(plan, sampled, self._prompt_logprobs(plan, passed.hidden))
+
+    def _forward(self, plan: StepPlan) -> Forward:
         batch, places = self.staging.stage(plan)
         hidden = self.model.forward(batch, self.model.plan(batch), self.kv.layers)
-        sampled = self.sampler.sample(self._logits(hidden, batch), sampling, batch.tokens)
-        self.staging.remember(places, sampled.tokens)
-        return self._fetch(plan, sampled, self._prompt_logprobs(plan, hidden))
+        return Forward(hidden, batch.tokens, batch.logits_at, places)
 
     def _admit(self, plan: StepPlan) -> None:
         for one in plan.admitted:
@@ -108,11 +113,11 @@ class Runner:
             if one.params.prompt_logprobs >= 0:
                 self.prompts[one.slot] = one.known_ids[: one.prompt_length]
 
-    def _logits(self, hidden: Tensor, batch: Batch) -> Tensor:
+    def _logits(self, passed: Forward) -> Tensor:
         """[sampled rows, V] float32."""
-        if not len(batch.logits_at):
+        if not len(passed.logits_at):
             return torch.empty(0, self.model.vocab_size, device=self.device)
-        return self.model.logits(hidden.index_select(0, batch.logits_at))
+        return self.model.logits(passed.hidden.index_select(0, passed.logits_at))
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> tuple[PromptTensors, ...]:
         """For each row that asks: of the prompt tokens that its hidden states foretell.

@@ -135,6 +135,7 @@ def plan_rows(batch: Batch, shape: AttentionShape) -> RowsPlan:
     tolerance={torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3},
     plan=plan_rows,
     planned=2,
+    replays=False,
 )
 def attention(plan: Any, q: Tensor, key_cache: Tensor, value_cache: Tensor) -> Tensor:
     """Attention of every token over its own sequence -> [T, heads, head_dim] of q's dtype.
