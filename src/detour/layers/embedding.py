@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from detour.layers.linear import project
 from detour.layers.weight import Matrix, Piece, Site, empty
-from detour.ops.gemm import PackedWeight, unpack
+from detour.ops.gemm import select, unpack
 
 
 class Embedding:
@@ -37,9 +37,7 @@ class Embedding:
         if self.plain is not None:
             return functional.embedding(tokens, self.plain.value)
         assert self.table is not None
-        weight = self.table.weight
-        chosen = tuple(tensor.index_select(0, tokens) for tensor in weight.tensors)
-        return unpack(PackedWeight(weight.packing, len(tokens), weight.columns, chosen), self.dtype)
+        return unpack(select(self.table.weight, tokens), self.dtype)
 
 
 class Head:

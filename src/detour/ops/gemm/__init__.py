@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from detour.ops.op import Need, op
+from detour.ops.scaled import unpack_fp8, unpack_nvfp4
 
 GROUP = 32  # columns that share a scale in Q4_0, Q4_1 and Q8_0
 GROUP_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
 PACKINGS = ("dense", *GROUP_BYTES)
+SCALED = ("NVFP4", "FP8_TENSOR", "FP8_CHANNEL", "FP8_BLOCK")  # of the op gemm_scaled
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,13 @@ class PackedWeight:
              Q4_0, Q4_1, Q8_0  (blocks,): [rows, columns / 32 * group bytes] uint8, as GGUF lays
                                them (ggml-common.h: float16 scale, for Q4_1 float16 minimum, then
                                the quants; low nibbles are columns 0..15 of a group)
+             NVFP4             (values, scales, factors): [rows, columns / 2] uint8, two e2m1 a
+                               byte, the even column low; [rows, columns / 16] e4m3; [rows] float32
+             FP8_*             (values, scales, of_row): [rows, columns] e4m3; [s, 1] float32, of
+                               FP8_BLOCK [s, columns / 128] (rounded up); [rows] int32: which of
+                               the s is a row's, so that parts with other scales can be joined
 
-    In every packing the first dimension of each tensor is the rows, so that rows can be cut and
-    joined without unpacking.
+    Rows can be cut and joined without unpacking: `select` cuts.
     """
 
     packing: str
@@ -42,7 +48,12 @@ def dense(weight: Tensor) -> PackedWeight:
 
 
 def unpack(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
-    """[rows, columns] of `dtype`: quants expanded in float32 (q * scale + minimum), then cast."""
+    """[rows, columns] of `dtype`: expanded in float32 (q * scale + minimum), then cast."""
+    if weight.packing == "NVFP4":
+        values, scales, factors = weight.tensors
+        return unpack_nvfp4(values, scales, factors[:, None]).to(dtype)
+    if weight.packing in SCALED:
+        return unpack_fp8(*weight.tensors).to(dtype)
     (stored,) = weight.tensors
     if weight.packing == "dense":
         return stored.to(dtype)
@@ -59,6 +70,17 @@ def unpack(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
     else:
         values = (quants - 8) * scale
     return values.view(weight.rows, weight.columns).to(dtype)
+
+
+def select(weight: PackedWeight, rows: Tensor | slice) -> PackedWeight:
+    """Some rows: a slice, or numbers [n] int64."""
+    first, *rest = weight.tensors
+    if weight.packing in SCALED and weight.packing != "NVFP4":
+        scales, of_row = rest
+        tensors = (first[rows], scales, of_row[rows])
+    else:
+        tensors = tuple(tensor[rows] for tensor in weight.tensors)
+    return PackedWeight(weight.packing, len(tensors[0]), weight.columns, tensors)
 
 
 def random_weight(packing: str, rows: int, columns: int, source: torch.Generator) -> PackedWeight:

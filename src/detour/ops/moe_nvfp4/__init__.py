@@ -10,22 +10,7 @@ import torch
 from torch import Tensor
 
 from detour.ops.op import Need, op
-
-BLOCK = 16  # weights that share one e4m3 scale
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-
-
-def unpack_nvfp4(packed: Tensor, scale: Tensor, global_scale: Tensor) -> Tensor:
-    """float32 weights [..., N, K] = e2m1 * block scale * global scale.
-
-    packed [..., N, K / 2] uint8, low nibble = even k, bit 3 of a nibble = sign; scale
-    [..., N, K / 16] e4m3; global_scale broadcasts against [..., N, K].
-    """
-    nibbles = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
-    table = torch.tensor(E2M1, device=packed.device)
-    values = table[(nibbles & 7).long()]
-    values = torch.where(nibbles > 7, -values, values)
-    return values * scale.float().repeat_interleave(BLOCK, dim=-1) * global_scale
+from detour.ops.scaled import NVFP4_BLOCK, unpack_nvfp4
 
 
 def random_nvfp4(
@@ -34,7 +19,7 @@ def random_nvfp4(
     """Random packed weights and block scales whose dequantised values are of order one."""
     shape = (experts, rows, columns // 2)
     packed = torch.randint(0, 256, shape, generator=source, device=source.device, dtype=torch.uint8)
-    size = (experts, rows, columns // BLOCK)
+    size = (experts, rows, columns // NVFP4_BLOCK)
     scale = torch.rand(size, generator=source, device=source.device) * 0.8 + 0.1
     return packed.to(device), scale.to(torch.float8_e4m3fn).to(device)
 
