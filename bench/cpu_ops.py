@@ -1,6 +1,6 @@
 """The CPU path against what the machine can do: each op by shape, then whole steps of a model.
 
-    python bench/cpu_ops.py [model.gguf or folder] [--threads N] [--steps-only]
+    python bench/cpu_ops.py [model.gguf or folder] [--dtype bfloat16] [--threads N] [--steps-only]
 
 Ceilings are measured first: multiply-adds that never touch memory, and a plain read of memory. Times
 are the best of several runs (a busy machine only ever adds to them).
@@ -10,6 +10,7 @@ import argparse
 import ctypes
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from detour.ops.route import Routes
 from detour.ops.sampling import draw, greedy
 from detour.ops.silu_mul import silu_mul
 from detour.sampling_params import SamplingParams
+from detour.worker.build import DTYPES
 from detour.worker.capacity import Worker, start_worker
 from detour.worker.settings import WorkerSettings
 
@@ -47,20 +49,22 @@ def best_of(call: Callable[[], object], seconds: float = 0.3) -> float:
 
 
 class Ceilings:
-    """FLOP/s and bytes/s that `threads` threads reach at most."""
+    """FLOP/s in `dtype` and bytes/s that `threads` threads reach at most."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, dtype: torch.dtype) -> None:
+        self.dtype = dtype
         large = torch.ones(64 << 20)
         self.bandwidth = large.nbytes / best_of(large.sum, 1.0)
-        square = torch.ones(1024, 1024)
+        square = torch.ones(1024, 1024, dtype=dtype)
         self.flops = 2 * 1024**3 / best_of(lambda: square @ square)
         if not native.reasons(probe("cpu")):
             rate = ctypes.c_double()
             for _ in range(5):
-                native.function("detour_fma_rate", "pi")(ctypes.addressof(rate), threads)
+                name = "detour_bf16_rate" if dtype is torch.bfloat16 else "detour_fma_rate"
+                native.function(name, "pi")(ctypes.addressof(rate), threads)
                 self.flops = max(self.flops, rate.value)
         print(
-            f"ceilings, {threads} threads: {self.flops / 1e9:.0f} GFLOP/s float32, "
+            f"ceilings, {threads} threads: {self.flops / 1e9:.0f} GFLOP/s {dtype}, "
             f"{self.bandwidth / 1e9:.1f} GB/s\n"
         )
 
@@ -76,26 +80,30 @@ class Ceilings:
 
 def products(routes: Routes, ceilings: Ceilings) -> None:
     source = torch.Generator().manual_seed(1)
-    no_bias = torch.zeros(0)
+    no_bias = torch.zeros(0, dtype=ceilings.dtype)
     for packing in ("Q4_1", "Q8_0", "dense"):
         for rows, columns in SHAPES:
-            need = {"packing": packing, "dtype": torch.float32, "rows": rows, "columns": columns}
+            stored = ceilings.dtype if packing == "dense" else torch.uint8
+            need = {"packing": packing, "dtype": ceilings.dtype, "stored": stored}
+            need |= {"rows": rows, "columns": columns}
             route = routes.route(gemm, need)
-            weight = route.plan(random_weight(packing, rows, columns, source))
-            size = rows * columns * (GROUP_BYTES[packing] / 32 if packing in GROUP_BYTES else 4)
+            made = random_weight(packing, rows, columns, source)
+            kept = tuple(tensor.to(stored) for tensor in made.tensors)
+            weight = route.plan(replace(made, tensors=kept))
+            size = sum(tensor.nbytes for tensor in kept)
             for tokens in (1, 8, 32, 128, 512):
-                x = torch.randn(tokens, columns, generator=source)
+                x = torch.randn(tokens, columns, generator=source).to(ceilings.dtype)
                 seconds = best_of(lambda: route(weight, x, no_bias))  # noqa: B023
-                moved = size + 4 * tokens * (rows + columns)
+                moved = size + ceilings.dtype.itemsize * tokens * (rows + columns)
                 name = f"gemm {packing} {tokens} x {columns} x {rows} ({route.current.name})"
                 ceilings.line(name, seconds, moved, 2.0 * tokens * rows * columns)
 
 
 def attentions(routes: Routes, ceilings: Ceilings) -> None:
     source = torch.Generator().manual_seed(2)
-    layout = grouped_query(torch.float32, 3, 64)
+    layout = grouped_query(ceilings.dtype, 3, 64)
     shape = AttentionShape(9, 3, 64, 0.125, layout)
-    need = {"dtype": torch.float32, "heads": 9, "kv_heads": 3, "head_dim": 64, "layout": layout}
+    need = {"dtype": ceilings.dtype, "heads": 9, "kv_heads": 3, "head_dim": 64, "layout": layout}
     route = routes.route(attention, need)
     cases = [
         ([(context - 1, 1)] * n, f"{n} decodes at {context}")
@@ -105,12 +113,12 @@ def attentions(routes: Routes, ceilings: Ceilings) -> None:
     for rows, name in cases:
         batch = make_batch(rows, 16, CPU, source)
         pages = int(batch.page_table.max()) + 1
-        caches = torch.randn(2, pages, 16, 3, 64, generator=source)
-        q = torch.randn(len(batch.positions), 9, 64, generator=source)
+        caches = torch.randn(2, pages, 16, 3, 64, generator=source).to(ceilings.dtype)
+        q = torch.randn(len(batch.positions), 9, 64, generator=source).to(ceilings.dtype)
         plan = route.plan(batch, shape)
         seconds = best_of(lambda: route(plan, q, caches[0], caches[1]))  # noqa: B023
         pairs = float((batch.positions + 1).sum())
-        moved = float(batch.lengths.sum()) * 2 * 3 * 64 * 4
+        moved = float(batch.lengths.sum()) * 2 * 3 * 64 * ceilings.dtype.itemsize
         ceilings.line(
             f"attention, {name} ({route.current.name})", seconds, moved, pairs * 9 * 64 * 4
         )
@@ -121,11 +129,12 @@ def small(routes: Routes, ceilings: Ceilings) -> None:
         ceilings.line(f"{op.name}, {tokens} rows", best_of(lambda: call()), moved, moved / 4)
 
     for tokens in (1, 32, 512):
-        x, weight = torch.randn(tokens, 576), torch.ones(576)
-        norm = routes.route(add_rms_norm, {"dtype": torch.float32, "width": 576})
+        x = torch.randn(tokens, 576).to(ceilings.dtype)
+        weight = torch.ones(576, dtype=ceilings.dtype)
+        norm = routes.route(add_rms_norm, {"dtype": ceilings.dtype, "width": 576})
         named(add_rms_norm, tokens, lambda: norm(x, x.clone(), weight, 1e-5), 5.0 * x.nbytes)  # noqa: B023
-        gate = torch.randn(tokens, 3072)
-        gated = routes.route(silu_mul, {"dtype": torch.float32, "width": 1536})
+        gate = torch.randn(tokens, 3072).to(ceilings.dtype)
+        gated = routes.route(silu_mul, {"dtype": ceilings.dtype, "width": 1536})
         named(silu_mul, tokens, lambda: gated(gate), 1.5 * gate.nbytes)  # noqa: B023
     need = {"dtype": torch.float32, "vocab_size": 49152}
     for rows in (1, 32):
@@ -207,11 +216,12 @@ def steps(worker: Worker, ceilings: Ceilings) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", type=Path, help="also time whole steps of this model")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--steps-only", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    ceilings = Ceilings(options.threads)
+    ceilings = Ceilings(options.threads, DTYPES[options.dtype])
     routes = Routes(probe("cpu"), {}, strict=False)
     if not options.steps_only:
         products(routes, ceilings)
@@ -221,7 +231,7 @@ def main() -> None:
         settings = WorkerSettings(
             options.model,
             device="cpu",
-            dtype="float32",
+            dtype=options.dtype,
             max_slots=64,
             max_total_tokens=16_384,
             threads=options.threads,
