@@ -25,6 +25,16 @@ def always(device: Device, need: Need) -> list[str]:
     return []
 
 
+def takes(*layouts: str) -> Reasons:
+    """Reasons of what reads or writes cache rows of these layouts (KVLayout names) alone."""
+
+    def reasons(device: Device, need: Need) -> list[str]:
+        layout = need["layout"].name
+        return [] if layout in layouts else [f"it takes {' and '.join(layouts)}, not {layout}"]
+
+    return reasons
+
+
 def no_plan(*args: Any, **kwargs: Any) -> None:
     return None
 
@@ -108,6 +118,7 @@ def op(
     planned: int = 0,
     writes: tuple[int, ...] = (),
     replays: bool = True,
+    reasons: Reasons = always,
 ) -> Callable[[Callable[..., Any]], Op]:
     """Make the decorated torch function an op named after itself.
 
@@ -117,14 +128,15 @@ def op(
 
     An op that prepares (once a step, or once a weight) has planned = n: its first n inputs go to
     `plan`, and `run` takes what that returned in their place. `writes` numbers the arguments of an
-    input that the op writes to; they are outputs like what it returns. `replays` is the reference's.
+    input that the op writes to; they are outputs like what it returns. `replays` and
+    `reasons` are the reference's.
     """
 
     def declare(reference: Callable[..., Any]) -> Op:
         return Op(
             name=reference.__name__,
             package=package,
-            reference=Backend("reference", reference, always, plan, rank=-1, replays=replays),
+            reference=Backend("reference", reference, reasons, plan, rank=-1, replays=replays),
             inputs=inputs,
             tolerance=tolerance,
             planned=planned,

@@ -68,6 +68,9 @@ class Routes:
                 lost[backend.name] = reasons
             else:
                 able.append(backend)
+        if not able:
+            why = "; ".join(f"{name}: {reason}" for name, (reason, *_) in lost.items())
+            raise ConfigError(f"{op.name} cannot be computed here as asked ({why}).")
         wish = self.wishes.get(op.name, "")
         able.sort(key=lambda backend: (backend.name == wish, backend.rank), reverse=True)
         route = Route(op, able, lost)

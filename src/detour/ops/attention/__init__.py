@@ -14,7 +14,7 @@ from torch import Tensor
 
 from detour.ops.batch import Batch
 from detour.ops.kv_layout import KVLayout, grouped_query
-from detour.ops.op import Need, op
+from detour.ops.op import Need, op, takes
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,15 @@ MIXES = (
 
 def _inputs(device: torch.device) -> Iterator[tuple[Need, tuple[Any, ...]]]:
     source = torch.Generator().manual_seed(21)
-    for dtype, head_dim, heads, kv_heads in (
-        (torch.float32, 64, 9, 3),
-        (torch.float32, 128, 4, 4),
-        (torch.bfloat16, 64, 8, 1),
-        (torch.float32, 8, 4, 2),
+    for dtype, stored, head_dim, heads, kv_heads in (
+        (torch.float32, torch.float32, 64, 9, 3),
+        (torch.float32, torch.float32, 128, 4, 4),
+        (torch.bfloat16, torch.bfloat16, 64, 8, 1),
+        (torch.float32, torch.float32, 8, 4, 2),
+        (torch.float32, torch.bfloat16, 64, 4, 2),
+        (torch.float32, torch.float8_e4m3fn, 64, 4, 2),
     ):
-        layout = grouped_query(dtype, kv_heads, head_dim)
+        layout = grouped_query(stored, kv_heads, head_dim)
         shape = AttentionShape(heads, kv_heads, head_dim, head_dim**-0.5, layout)
         for rows in MIXES:
             for page_size in (1, 16):
@@ -96,6 +98,7 @@ def _inputs(device: torch.device) -> Iterator[tuple[Need, tuple[Any, ...]]]:
                     device, dtype
                 )
                 caches = torch.where(_written(batch, pages)[..., None, None], caches, torch.nan)
+                caches = caches.to(stored)
                 tokens = len(batch.positions)
                 # Heads of a fused projection: the token stride is larger than what is read.
                 q = torch.randn(tokens, heads + 2 * kv_heads, head_dim, generator=source)
@@ -136,6 +139,7 @@ def plan_rows(batch: Batch, shape: AttentionShape) -> RowsPlan:
     plan=plan_rows,
     planned=2,
     replays=False,
+    reasons=takes("grouped_query"),
 )
 def attention(plan: Any, q: Tensor, key_cache: Tensor, value_cache: Tensor) -> Tensor:
     """Attention of every token over its own sequence -> [T, heads, head_dim] of q's dtype.

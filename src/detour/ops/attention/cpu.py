@@ -16,7 +16,7 @@ from torch.nn import functional
 from detour.ops.attention import AttentionShape, attention
 from detour.ops.batch import Batch
 from detour.ops.device import Device
-from detour.ops.op import Need
+from detour.ops.op import Need, takes
 
 FEW = 16  # tokens of a row that is computed together with others
 PART = 256  # tokens of a long row that are computed at a time
@@ -29,7 +29,7 @@ class Group:
 
     tokens: Tensor  # [B * C] int64 into T; a row's last token repeats
     slots: Tensor  # [B * L] int64 cache slots; padding repeats a row's first
-    hidden: Tensor  # [B, 1, C * (heads / kv_heads), L] of the cache's dtype: 0 or -inf
+    hidden: Tensor  # [B, 1, C * (heads / kv_heads), L] floating: 0 or -inf
     rows: int
     every: bool  # `tokens` are all of the step's, in order
 
@@ -53,20 +53,22 @@ class CpuPlan:
 def _plan(batch: Batch, shape: AttentionShape) -> CpuPlan:
     few = np.flatnonzero(batch.counts <= FEW)
     row_starts = batch.row_starts.numpy()
-    groups = tuple(_group(batch, shape, rows, row_starts) for rows in _alike(batch, shape, few))
+    token_bytes = shape.kv_heads * shape.head_dim * shape.layout.dtype.itemsize
+    alike_rows = alike(batch, token_bytes, few)
+    groups = tuple(_group(batch, shape, rows, row_starts) for rows in alike_rows)
     long_rows = []
     for row in np.flatnonzero(batch.counts > FEW).tolist():
-        slots = _slots(batch, np.array([row]), int(batch.lengths[row]))
+        slots = slots_of(batch, np.array([row]), int(batch.lengths[row]))
         first = int(row_starts[row])
         long_rows.append(LongRow(first, first + int(batch.counts[row]), slots.view(-1)))
     return CpuPlan(shape, groups, tuple(long_rows))
 
 
-def _alike(
-    batch: Batch, shape: AttentionShape, rows: NDArray[np.int64]
-) -> Iterator[NDArray[np.int64]]:
-    """Rows whose padding wastes at most about half, in groups that `GATHER_BYTES` hold."""
-    row_bytes = shape.kv_heads * shape.head_dim * shape.layout.dtype.itemsize
+def alike(batch: Batch, token_bytes: int, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Rows whose padding wastes at most about half, in groups that `GATHER_BYTES` hold.
+
+    token_bytes: gathered for a cached token.
+    """
     order = rows[np.lexsort((batch.lengths[rows], batch.counts[rows] > 1))[::-1]]
     lengths, several = batch.lengths[order].tolist(), (batch.counts[order] > 1).tolist()
     begin = 0
@@ -76,7 +78,7 @@ def _alike(
             place == len(order)
             or several[place] != several[begin]
             or 2 * lengths[place] + 64 < longest
-            or (place - begin + 1) * longest * row_bytes > GATHER_BYTES
+            or (place - begin + 1) * longest * token_bytes > GATHER_BYTES
         )
         if ends:
             yield np.sort(order[begin:place])
@@ -94,19 +96,20 @@ def _group(
     within = np.minimum(np.arange(count), counts[:, None] - 1)  # [B, C]
     positions = (lengths - counts)[:, None] + within
     sees = np.arange(length) <= positions[:, :, None]  # [B, C, L]
-    hidden = torch.zeros(sees.shape, dtype=shape.layout.dtype)
+    narrow = shape.layout.dtype.itemsize == 1  # no type to compute in
+    hidden = torch.zeros(sees.shape, dtype=torch.float32 if narrow else shape.layout.dtype)
     hidden.masked_fill_(torch.from_numpy(~sees), -torch.inf)
     tokens = (row_starts[rows][:, None] + within).astype(np.int64).ravel()
     return Group(
         tokens=torch.from_numpy(tokens),
-        slots=_slots(batch, rows, length).view(-1),
+        slots=slots_of(batch, rows, length).view(-1),
         hidden=hidden.repeat_interleave(shape.heads // shape.kv_heads, dim=1).unsqueeze(1),
         rows=len(rows),
         every=np.array_equal(tokens, np.arange(len(batch.positions))),
     )
 
 
-def _slots(batch: Batch, rows: NDArray[np.int64], length: int) -> Tensor:
+def slots_of(batch: Batch, rows: NDArray[np.int64], length: int) -> Tensor:
     """[len(rows), length] int64: the cache slot of every position, a row's first beyond its end."""
     own = torch.from_numpy(batch.lengths[rows].astype(np.int64))[:, None]
     positions = torch.arange(length).expand(len(rows), length)
@@ -119,14 +122,8 @@ def _slots(batch: Batch, rows: NDArray[np.int64], length: int) -> Tensor:
 
 
 def _reasons(device: Device, need: Need) -> list[str]:
-    reasons = []
-    if device.is_cuda:
-        reasons.append("it computes on the CPU")
-    if need["layout"].name != "grouped_query":
-        reasons.append(f"it cannot read the layout {need['layout'].name}")
-    elif need["layout"].dtype is not need["dtype"]:
-        reasons.append(f"the cache is {need['layout'].dtype}, the queries are {need['dtype']}")
-    return reasons
+    found = ["it computes on the CPU"] if device.is_cuda else []
+    return found + takes("grouped_query")(device, need)
 
 
 @attention.backend("cpu", reasons=_reasons, plan=_plan, rank=1)
@@ -154,9 +151,9 @@ def _together(
     queries = queries.transpose(1, 2).reshape(rows, kv_heads, -1, shape.head_dim)
     attended = functional.scaled_dot_product_attention(
         queries,
-        keys.index_select(0, group.slots).unflatten(0, (rows, -1)).transpose(1, 2),
-        values.index_select(0, group.slots).unflatten(0, (rows, -1)).transpose(1, 2),
-        attn_mask=group.hidden,
+        keys.index_select(0, group.slots).to(q.dtype).unflatten(0, (rows, -1)).transpose(1, 2),
+        values.index_select(0, group.slots).to(q.dtype).unflatten(0, (rows, -1)).transpose(1, 2),
+        attn_mask=group.hidden.to(q.dtype),
         scale=shape.scale,
     )
     apart = attended.unflatten(2, (-1, shape.heads // kv_heads)).transpose(1, 2)
@@ -166,8 +163,8 @@ def _together(
 def _alone(
     row: LongRow, shape: AttentionShape, q: Tensor, keys: Tensor, values: Tensor, out: Tensor
 ) -> None:
-    own_keys = keys.index_select(0, row.slots).transpose(0, 1)[None]
-    own_values = values.index_select(0, row.slots).transpose(0, 1)[None]
+    own_keys = keys.index_select(0, row.slots).to(q.dtype).transpose(0, 1)[None]
+    own_values = values.index_select(0, row.slots).to(q.dtype).transpose(0, 1)[None]
     start = len(row.slots) - (row.last - row.first)
     for first in range(row.first, row.last, PART):
         last = min(first + PART, row.last)

@@ -18,7 +18,7 @@ from detour.ops.batch import Batch
 from detour.ops.device import Device, probe
 from detour.ops.op import Need
 from detour.ops.split_keys import choose_splits, empty_parts, join
-from detour.ops.triton_device import triton_reasons
+from detour.ops.triton_device import FP8, triton_reasons
 
 
 @triton.jit
@@ -149,7 +149,8 @@ def plan(batch: Batch, shape: AttentionShape) -> AttentionPlan:
 
 
 def reasons(device: Device, need: Need) -> list[str]:
-    found = triton_reasons(device)
+    narrow = need["layout"].dtype == torch.float8_e4m3fn
+    found = triton_reasons(device, FP8 if narrow else (8, 0))
     group = need["heads"] // need["kv_heads"]
     if need["layout"].name != "grouped_query":
         found.append(f"it reads grouped_query rows, not {need['layout'].name}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from detour.ops.kv_layout import KVLayout, index_keys, index_keys_fp8
-from detour.ops.op import Need, op
+from detour.ops.op import Need, op, takes
 
 E4M3_LARGEST = 448.0
 
@@ -85,7 +85,13 @@ def key_inputs(
                 yield need, (*first, 1e-6, *turns, *rest)
 
 
-@op(__name__, inputs=key_inputs, tolerance={torch.float32: 1e-5, torch.bfloat16: 1e-2}, writes=(7,))
+@op(
+    __name__,
+    inputs=key_inputs,
+    tolerance={torch.float32: 1e-5, torch.bfloat16: 1e-2},
+    writes=(7,),
+    reasons=takes("index_keys", "index_keys_fp8"),
+)
 def index_key(
     k: Tensor,
     weight: Tensor,
@@ -134,7 +140,12 @@ def _query_inputs(device: torch.device) -> Iterator[tuple[Need, tuple[Any, ...]]
                 yield need, (q, gate, *turns, interleaved, layout)
 
 
-@op(__name__, inputs=_query_inputs, tolerance={torch.float32: 1e-2, torch.bfloat16: 1e-2})
+@op(
+    __name__,
+    inputs=_query_inputs,
+    tolerance={torch.float32: 1e-2, torch.bfloat16: 1e-2},
+    reasons=takes("index_keys", "index_keys_fp8"),
+)
 def index_query(
     q: Tensor, gate: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, layout: KVLayout
 ) -> tuple[Tensor, Tensor]:

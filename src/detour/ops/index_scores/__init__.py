@@ -11,7 +11,7 @@ from detour.ops.attention import make_batch
 from detour.ops.batch import Batch
 from detour.ops.index_key import quantise_index, read_index, write_index
 from detour.ops.kv_layout import KVLayout, index_keys, index_keys_fp8
-from detour.ops.op import Need, op
+from detour.ops.op import Need, op, takes
 
 
 def make_cache(
@@ -82,6 +82,8 @@ class RowsPlan:
     tolerance={torch.float32: 1e-3, torch.bfloat16: 1e-2},
     plan=RowsPlan,
     planned=2,
+    replays=False,
+    reasons=takes("index_keys", "index_keys_fp8"),
 )
 def index_scores(plan: Any, q: Tensor, weight: Tensor, cache: Tensor) -> Tensor:
     """scores[t, s] = sum_h weight[t, h] * relu(q[t, h] @ key[s]) -> [T, P * page_size] float32.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from detour.ops.index_key import rotate_first
 from detour.ops.kv_layout import latent, latent_fp8_packed
-from detour.ops.mla import LatentShape, pack_latent
+from detour.ops.mla import LatentShape, pack_latent, rows_of
 from detour.ops.norm import rms_norm
 from detour.ops.op import Need, op
 
@@ -45,6 +45,7 @@ def make_inputs(
     inputs=make_inputs,
     tolerance={torch.float32: 1e-5, torch.bfloat16: 1e-2},
     writes=(6,),
+    reasons=rows_of,
 )
 def latent_write(
     kv: Tensor,

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from detour.ops.attention import make_batch
 from detour.ops.batch import Batch
+from detour.ops.device import Device
 from detour.ops.kv_layout import LATENT_BLOCK, KVLayout, latent, latent_fp8_packed
-from detour.ops.op import Need, op
+from detour.ops.op import Need, op, takes
 
 E4M3_LARGEST = 448.0
+GATHERED = 4 << 20  # numbers of gathered rows that the reference holds at a time
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 1.2e-2}
 
 
@@ -29,6 +31,15 @@ class LatentShape:
     rope: int
     scale: float
     layout: KVLayout
+
+
+def rows_of(device: Device, need: Need) -> list[str]:
+    """Why torch's own rows cannot be what is asked for."""
+    found = takes("latent", "latent_fp8_packed")(device, need)
+    rank = need["rank"]
+    if need["layout"].name == "latent_fp8_packed" and rank > LATENT_BLOCK and rank % LATENT_BLOCK:
+        found.append(f"packed rows have a rank of whole blocks of {LATENT_BLOCK}, not {rank}")
+    return found
 
 
 def pack_latent(rows: Tensor, rank: int) -> Tensor:
@@ -101,7 +112,7 @@ def _sparse_inputs(device: torch.device) -> Iterator[tuple[Need, tuple[Any, ...]
             yield need, (2 * q.to(device, dtype), cache, slots.to(device), count, shape)
 
 
-@op(__name__, inputs=_sparse_inputs, tolerance=TOLERANCE)
+@op(__name__, inputs=_sparse_inputs, tolerance=TOLERANCE, replays=False, reasons=rows_of)
 def sparse_mla(
     q: Tensor, cache: Tensor, slots: Tensor, counts: Tensor, shape: LatentShape
 ) -> Tensor:
@@ -117,12 +128,27 @@ def sparse_mla(
     """
     rows = cache.view(-1, cache.shape[-1])
     out = torch.zeros(*q.shape[:2], shape.rank, dtype=q.dtype, device=q.device)
-    for token, count in enumerate(counts.tolist()):
-        if count:
-            keys = unpack_latent(rows[slots[token, :count].long()], shape)
-            weights = (q[token].float() @ keys.T * shape.scale).softmax(dim=-1)
-            out[token] = (weights @ keys[:, : shape.rank]).to(q.dtype)
-    return out
+    width = int(counts.max()) if len(counts) else 0
+    place = torch.arange(width, device=q.device)
+    step = max(1, GATHERED // max(1, width * (shape.rank + shape.rope)))
+    for first in range(0, len(q) if width else 0, step):
+        some = slice(first, first + step)
+        own = slots[some, :width].long()
+        beyond = place >= counts[some, None]
+        # What lies where padding would point may be NaN, so it points to the token's first row.
+        keys = unpack_latent(rows[torch.where(beyond, own[:, :1], own).clamp_(min=0)], shape)
+        out[some] = attend(q[some], keys, beyond, shape)
+    return out.masked_fill_((counts == 0)[:, None, None], 0)
+
+
+def attend(q: Tensor, keys: Tensor, beyond: Tensor, shape: LatentShape) -> Tensor:
+    """q [B, heads, rank + rope] over keys [B, L, rank + rope] float32, all finite.
+
+    beyond [B, L]: keys that a token does not see. -> [B, heads, rank] of q's dtype
+    """
+    scores = torch.bmm(q.float(), keys.transpose(1, 2)).mul_(shape.scale)
+    weights = scores.masked_fill_(beyond[:, None], -torch.inf).softmax(dim=-1)
+    return torch.bmm(weights, keys[..., : shape.rank]).to(q.dtype)
 
 
 MIXES = ([(0, 1)], [(37, 1), (0, 5), (3, 2), (63, 1), (16, 9), (64, 1)])
@@ -158,7 +184,15 @@ def plan_dense(batch: Batch, shape: LatentShape) -> DensePlan:
     return DensePlan(shape, slots.masked_fill_(place >= counts[:, None], -1), counts)
 
 
-@op(__name__, inputs=_dense_inputs, tolerance=TOLERANCE, plan=plan_dense, planned=2)
+@op(
+    __name__,
+    inputs=_dense_inputs,
+    tolerance=TOLERANCE,
+    plan=plan_dense,
+    planned=2,
+    replays=False,
+    reasons=rows_of,
+)
 def dense_mla(plan: Any, q: Tensor, cache: Tensor) -> Tensor:
     """As sparse_mla over every position [0, positions[t]] of the token's row -> [T, heads, rank].
 
