@@ -5,29 +5,10 @@ A failure of `whole` alone is a layer's math; of the others alone, staging, pagi
 
 import pytest
 import torch
-import transformers
+from oracles import LATENT, SIGMOID_MOE, SPARSE, expected, greedy, prompt, rope, write_oracle
 from step_driver import Driver, make_runner
 
-# Small, but no two sizes alike, so that a swapped dimension cannot hide.
-TINY = {
-    "vocab_size": 101,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
-
-
-def rope(kind: str, **parameters) -> dict:
-    return {"rope_parameters": {"rope_type": kind, "rope_theta": 5000.0, **parameters}}
 
 
 CASES = {
@@ -83,6 +64,38 @@ CASES = {
         "qwen3_moe",
         {**MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
     ),
+    "glm4_moe": ("glm4_moe", {**SIGMOID_MOE, "attention_bias": True}),
+    "glm4_moe-normed-grouped": (
+        "glm4_moe",
+        {**SIGMOID_MOE, "use_qk_norm": True, "n_group": 4, "topk_group": 2},
+    ),
+    "deepseek_v3": ("deepseek_v3", {**LATENT, "n_group": 4, "topk_group": 2}),
+    "deepseek_v3-half-split-biased": (
+        "deepseek_v3",
+        {**LATENT, "rope_interleave": False, "attention_bias": True, "q_lora_rank": None},
+    ),
+    "deepseek_v3-yarn": (
+        "deepseek_v3",
+        {
+            **LATENT,
+            "norm_topk_prob": False,
+            **rope(
+                "yarn",
+                factor=4.0,
+                original_max_position_embeddings=128,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+            ),
+        },
+    ),
+    "deepseek_v32": ("deepseek_v32", {**SPARSE, "n_group": 4, "topk_group": 2}),
+    "glm_moe_dsa": ("glm_moe_dsa", SPARSE),
+    "glm_moe_dsa-dense": ("glm_moe_dsa", {**SPARSE, "index_topk": 256}),
+    "glm_moe_dsa-shared": (
+        "glm_moe_dsa",
+        {**SPARSE, "num_hidden_layers": 5, "index_topk_freq": 3, "index_skip_topk_offset": 2},
+    ),
+    "glm_moe_dsa-pattern": ("glm_moe_dsa", {**SPARSE, "index_topk_pattern": "FSF"}),
 }
 
 
@@ -98,33 +111,8 @@ def device(request):
 @pytest.fixture(scope="module", params=CASES, ids=list(CASES))
 def oracle(request, tmp_path_factory):
     """A transformers model with random weights, and the folder it was saved to."""
-    model_type, changes = CASES[request.param]
-    values = {name: value for name, value in {**TINY, **changes}.items() if value is not None}
-    config = transformers.AutoConfig.for_model(model_type, **values)
-    torch.manual_seed(11)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    model = model.float().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
-                parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
-            else:
-                scale = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.3
-                parameter.copy_(1.5 * scale * torch.randn_like(parameter))
     folder = tmp_path_factory.mktemp(request.param)
-    model.save_pretrained(folder)
-    return model, folder
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    source = torch.Generator().manual_seed(seed)
-    return torch.randint(3, TINY["vocab_size"], (length,), generator=source).tolist()
-
-
-@torch.inference_mode()
-def expected(model, ids: list[int]) -> torch.Tensor:
-    """[len(ids), V]"""
-    return model(torch.tensor([ids])).logits[0]
+    return write_oracle(*CASES[request.param], folder), folder
 
 
 def close(got: torch.Tensor, wanted: torch.Tensor, device: str) -> None:
@@ -174,15 +162,7 @@ def test_greedy_tokens(oracle, device):
     """Thirty tokens beside another sequence, each decode planned before its input came back."""
     model, folder = oracle
     ids = prompt(5, 37)
-    with torch.inference_mode():
-        wanted = model.generate(
-            torch.tensor([ids]),
-            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-            max_new_tokens=30,
-            min_new_tokens=30,
-            do_sample=False,
-            eos_token_id=None,
-        )[0, len(ids) :].tolist()
+    wanted = greedy(model, ids, 30)
     driver = Driver(make_runner(folder, device=device, page_size=4))
     driver.admit(5, ids)
     driver.admit(1, prompt(6, 9))
