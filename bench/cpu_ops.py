@@ -20,7 +20,7 @@ from detour.engine.plan import Admitted, StepPlan
 from detour.ops import native
 from detour.ops.attention import AttentionShape, attention, make_batch
 from detour.ops.device import probe
-from detour.ops.gemm import GROUP_BYTES, gemm, random_weight
+from detour.ops.gemm import gemm, random_weight
 from detour.ops.kv_layout import grouped_query
 from detour.ops.norm import add_rms_norm
 from detour.ops.op import Op

@@ -16,6 +16,18 @@ if why := native.reasons(probe("cpu")):
     pytest.skip("; ".join(why), allow_module_level=True)
 
 NO_BIAS = torch.zeros(0)
+PRODUCTS = {torch.float32: "native", torch.bfloat16: "native_bf16"}
+both_dtypes = pytest.mark.parametrize("dtype", PRODUCTS)
+
+
+def products(packing, dtype):
+    """The backend of a packing and of x's dtype, or a skip."""
+    backend = gemm.discover()[PRODUCTS[dtype]]
+    stored = dtype if packing == "dense" else torch.uint8
+    need = {"packing": packing, "dtype": dtype, "stored": stored, "rows": 73, "columns": 64}
+    if why := backend.reasons(probe("cpu"), need):
+        pytest.skip("; ".join(why))
+    return backend
 
 
 def source(seed=1):
@@ -24,10 +36,11 @@ def source(seed=1):
 
 @pytest.mark.parametrize("packing", ["dense", "Q4_0", "Q4_1", "Q8_0"])
 @pytest.mark.parametrize("columns", [64, 320])
-def test_a_row_of_a_product_does_not_depend_on_the_others(packing, columns):
-    backend = gemm.discover()["native"]
+@both_dtypes
+def test_a_row_of_a_product_does_not_depend_on_the_others(dtype, packing, columns):
+    backend = products(packing, dtype)
     weight = backend.plan(random_weight(packing, 73, columns, source()))
-    x = torch.randn(200, columns, generator=source(2))
+    x = torch.randn(200, columns, generator=source(2)).to(dtype)
     whole = backend.run(weight, x, NO_BIAS)
     for rows in (*range(1, 20), 33, 97):
         for first in (0, 5):
@@ -38,12 +51,12 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(packing, columns):
 def attend(q, keys, values, start, pieces, page_size, others=0):
     """Attention of tokens [start, ...) of a sequence cut into pieces, beside `others` sequences."""
     backend, length = attention.discover()["native"], len(keys)
-    shape = AttentionShape(6, 2, 64, 0.125, grouped_query(torch.float32, 2, 64))
+    shape = AttentionShape(6, 2, 64, 0.125, grouped_query(q.dtype, 2, 64))
     out, first = [], start
     for piece in pieces:
         rows = [(7 * n, 1) for n in range(others)] + [(first, piece)]
         batch = make_batch(rows, page_size, torch.device("cpu"), source(page_size))
-        cache = torch.full((2, int(batch.page_table.max()) + 1, page_size, 2, 64), 0.5)
+        cache = torch.full((2, int(batch.page_table.max()) + 1, page_size, 2, 64), 0.5, dtype=q.dtype)
         places = np.arange(-(-(first + piece) // page_size) * page_size)
         table = batch.page_table[-1].numpy()
         slots = torch.from_numpy(table[places // page_size] * page_size + places % page_size).long()
@@ -51,7 +64,7 @@ def attend(q, keys, values, start, pieces, page_size, others=0):
         flat[:, slots] = torch.nan  # past the end of the sequence
         slots = slots[: first + piece]
         flat[0, slots], flat[1, slots] = keys[: len(slots)], values[: len(slots)]
-        fed = torch.zeros(others + piece, 6, 64)
+        fed = torch.zeros(others + piece, 6, 64, dtype=q.dtype)
         fed[others:] = q[first : first + piece]
         out.append(backend.run(backend.plan(batch, shape), fed, cache[0], cache[1])[others:])
         first += piece
@@ -59,11 +72,12 @@ def attend(q, keys, values, start, pieces, page_size, others=0):
     return torch.cat(out)
 
 
-def test_attention_does_not_depend_on_chunks_pages_or_neighbours():
+@both_dtypes
+def test_attention_does_not_depend_on_chunks_pages_or_neighbours(dtype):
     length, start = 150, 20
-    q = torch.randn(length, 6, 64, generator=source(3))
-    keys = torch.randn(length, 2, 64, generator=source(4))
-    values = torch.randn(length, 2, 64, generator=source(5))
+    q = torch.randn(length, 6, 64, generator=source(3)).to(dtype)
+    keys = torch.randn(length, 2, 64, generator=source(4)).to(dtype)
+    values = torch.randn(length, 2, 64, generator=source(5)).to(dtype)
     whole = attend(q, keys, values, start, [length - start], 16)
     assert torch.isfinite(whole).all()
     for pieces, page_size, others in (
@@ -75,12 +89,13 @@ def test_attention_does_not_depend_on_chunks_pages_or_neighbours():
         assert torch.equal(attend(q, keys, values, start, pieces, page_size, others), whole)
 
 
-def test_long_scores_do_not_overflow_the_softmax():
-    q = torch.full((1, 6, 64), 10.0)
-    keys = torch.cat([torch.full((1, 2, 64), scale) for scale in (-9.0, 0.0, 9.0)])
-    values = torch.arange(3.0)[:, None, None].expand(3, 2, 64).contiguous()
+@both_dtypes
+def test_long_scores_do_not_overflow_the_softmax(dtype):
+    q = torch.full((1, 6, 64), 10.0, dtype=dtype)
+    keys = torch.cat([torch.full((1, 2, 64), scale, dtype=dtype) for scale in (-9.0, 0.0, 9.0)])
+    values = torch.arange(3.0)[:, None, None].expand(3, 2, 64).to(dtype).contiguous()
     out = attend(q.expand(3, 6, 64), keys, values, 2, [1], 1)
-    assert torch.equal(out, torch.full((1, 6, 64), 2.0))
+    assert torch.equal(out, torch.full((1, 6, 64), 2.0, dtype=dtype))
 
 
 def test_reasons_without_a_compiler(monkeypatch):

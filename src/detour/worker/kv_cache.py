@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from detour.errors import ConfigError
+from detour.ops.huge_pages import ask_huge
 from detour.ops.kv_layout import KVLayout
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class KVCache:
         self.page_size = page_size
         self.layers = [
             tuple(
-                torch.zeros(_shape(layout, num_pages, page_size), dtype=layout.dtype, device=device)
+                _zeros(_shape(layout, num_pages, page_size), layout.dtype, device)
                 for layout in layer
                 for _ in range(layout.tensors)
             )
@@ -53,6 +54,10 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for layer in self.layers for tensor in layer)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return ask_huge(torch.empty(shape, dtype=dtype, device=device)).zero_()
 
 
 def _shape(layout: KVLayout, num_pages: int, page_size: int) -> tuple[int, ...]:

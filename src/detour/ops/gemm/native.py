@@ -13,6 +13,7 @@ from torch import Tensor
 from detour.ops import native
 from detour.ops.device import Device
 from detour.ops.gemm import GROUP, GROUP_BYTES, PackedWeight, gemm
+from detour.ops.huge_pages import settle
 from detour.ops.op import Need
 
 PANEL = 16  # outputs that lie together; NR in gemm.cpp
@@ -54,7 +55,7 @@ def panels(kind: str, weight: PackedWeight, parts: list[Tensor]) -> Panels:
     if len(parts) > 1:
         groups = weight.columns // GROUP
         flat = [torch.cat([part.view(count, groups, -1) for part in flat], dim=2)]
-    return Panels(KINDS[kind], weight.rows, weight.columns, flat[0].contiguous().view(-1))
+    return Panels(KINDS[kind], weight.rows, weight.columns, settle(flat[0]))
 
 
 def by_panel(rows: Tensor) -> Tensor:

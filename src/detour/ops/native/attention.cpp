@@ -7,12 +7,12 @@
 #include <cmath>
 #include <type_traits>
 #include <vector>
+#include "attention_pairs.h"
+#include "attention_wide.h"
 #include "pool.h"
 #include "vector.h"
 
 namespace {
-
-constexpr int BLOCK = 32;      // positions at a time
 
 template <class S>
 struct Cache {
@@ -22,116 +22,17 @@ struct Cache {
   int64_t row;  // numbers per position: kv_heads * head_dim
 };
 
-// scores[h][0..31] = scale * q[h] . keys, for H query heads and 32 keys given by their addresses.
-template <int D, int H, class S>
-inline void score(const float* q, const S* const* keys, int64_t width, float scale,
-                  float (*scores)[BLOCK]) {
-  const int64_t depth = D ? D : width;
-  for (int j = 0; j < BLOCK; j += 4) {
-    f8 sums[H][4];
-#pragma GCC unroll 4
-    for (int h = 0; h < H; h++)
-#pragma GCC unroll 4
-      for (int v = 0; v < 4; v++) sums[h][v] = _mm256_setzero_ps();
-    for (int64_t i = 0; i < depth; i += 8) {
-      f8 a[H];
-#pragma GCC unroll 4
-      for (int h = 0; h < H; h++) a[h] = _mm256_loadu_ps(q + h * depth + i);
-#pragma GCC unroll 4
-      for (int v = 0; v < 4; v++) {
-        const f8 key = load(keys[j + v] + i);
-#pragma GCC unroll 4
-        for (int h = 0; h < H; h++) sums[h][v] = _mm256_fmadd_ps(a[h], key, sums[h][v]);
-      }
-    }
-#pragma GCC unroll 4
-    for (int h = 0; h < H; h++)
-      _mm_store_ps(scores[h] + j, _mm_mul_ps(sums4(sums[h]), _mm_set1_ps(scale)));
-  }
-}
-
-// out[h] = out[h] * keep[h] + weights[h] . values, over the first n values given by their addresses.
-template <int V, int H, class S>
-inline void gather_part(float (*weights)[BLOCK], const S* const* values, int n, int64_t width,
-                        const float* keep, float* out) {
-  f8 sums[H][V];
-#pragma GCC unroll 4
-  for (int h = 0; h < H; h++)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++)
-      sums[h][v] = _mm256_mul_ps(_mm256_set1_ps(keep[h]), _mm256_load_ps(out + h * width + 8 * v));
-  for (int j = 0; j < n; j++) {
-    f8 w[H];
-#pragma GCC unroll 4
-    for (int h = 0; h < H; h++) w[h] = _mm256_broadcast_ss(weights[h] + j);
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++) {
-      const f8 value = load(values[j] + 8 * v);
-#pragma GCC unroll 4
-      for (int h = 0; h < H; h++) sums[h][v] = _mm256_fmadd_ps(w[h], value, sums[h][v]);
-    }
-  }
-#pragma GCC unroll 4
-  for (int h = 0; h < H; h++)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++) _mm256_store_ps(out + h * width + 8 * v, sums[h][v]);
-}
-
-template <int H, class S>
-inline void gather(float (*weights)[BLOCK], const S* const* values, int n, int64_t width,
-                   const float* keep, float* out) {
-  const S* moved[BLOCK];
-  int64_t i = 0;
-  for (; i + 32 <= width; i += 32) {
-    for (int j = 0; j < n; j++) moved[j] = values[j] + i;
-    gather_part<4, H>(weights, moved, n, width, keep, out + i);
-  }
-  for (; i < width; i += 8) {
-    for (int j = 0; j < n; j++) moved[j] = values[j] + i;
-    gather_part<1, H>(weights, moved, n, width, keep, out + i);
-  }
-}
-
-// The running softmax of one query head of one token.
-struct Running {
-  float highest, total;
-};
-
-// One block of positions for H query heads of a token, which share keys and values: n of them are seen.
-template <int D, int H, class S>
-__attribute__((noinline)) void walk_block(const float* q, const S* const* keys,
-                                          const S* const* values, int n, int64_t width,
-                                          float scale, Running* states, float* out) {
-  alignas(32) float scores[H][BLOCK];
-  float keep[H];
-  score<D, H>(q, keys, width, scale, scores);
-  for (int h = 0; h < H; h++) {
-    float* row = scores[h];
-    for (int j = n; j < BLOCK; j++) row[j] = -INFINITY;
-    f8 most = _mm256_max_ps(_mm256_max_ps(_mm256_load_ps(row), _mm256_load_ps(row + 8)),
-                            _mm256_max_ps(_mm256_load_ps(row + 16), _mm256_load_ps(row + 24)));
-    const float highest = std::max(states[h].highest, max8(most));
-    f8 sum = _mm256_setzero_ps();
-    for (int j = 0; j < BLOCK; j += 8) {
-      f8 weight = exp8(_mm256_sub_ps(_mm256_load_ps(row + j), _mm256_set1_ps(highest)));
-      _mm256_store_ps(row + j, weight);
-      sum = _mm256_add_ps(sum, weight);
-    }
-    keep[h] = _mm256_cvtss_f32(exp8(_mm256_set1_ps(states[h].highest - highest)));
-    states[h] = {highest, states[h].total * keep[h] + sum8(sum)};
-  }
-  gather<H>(scores, values, n, width, keep, out);
-}
-
 // All query heads of a token that share a kv head, up to three at a time: as many as registers hold.
-template <int D, class S>
-inline void walk_heads(int heads, const float* q, const S* const* keys,
-                       const S* const* values, int n, int64_t width, float scale,
-                       Running* states, float* out) {
+template <class Kernel, class S>
+inline void walk_heads(int heads, const typename Kernel::Query* q, const S* const* keys,
+                       const S* const* values, int n, int64_t width, float scale, Running* states,
+                       float* sums) {
   for (int h = 0; h < heads;) {
     const int some = std::min(heads - h, 3);
-    auto run = some == 3 ? walk_block<D, 3, S> : some == 2 ? walk_block<D, 2, S> : walk_block<D, 1, S>;
-    run(q + h * width, keys, values, n, width, scale, states + h, out + h * width);
+    auto run = some == 3   ? Kernel::template block<3>
+               : some == 2 ? Kernel::template block<2>
+                           : Kernel::template block<1>;
+    run(q + h * width, keys, values, n, width, scale, states + h, sums + h * width);
     h += some;
   }
 }
@@ -169,25 +70,28 @@ inline void ask(const S* at, int64_t count) {
 
 // The first float of `room` that a vector may be loaded from; there is space for `count` from there on.
 inline float* aligned(std::vector<float>& room, int64_t count) {
-  room.assign(count + 8, 0.0f);
-  return (float*)(((uintptr_t)room.data() + 31) & ~(uintptr_t)31);
+  room.assign(count + 16, 0.0f);
+  return (float*)(((uintptr_t)room.data() + 63) & ~(uintptr_t)63);
 }
 
-template <int D, class S>
+// A Kernel takes a query into its own form (take), goes on with H heads' sums over one block (block), and
+// gives what the sums come to (deliver).
+template <class Kernel, class S = typename Kernel::Number>
 void walk(const Cache<S>& cache, const Piece<S>& piece, int64_t width, float scale) {
   thread_local std::vector<Running> states;
   thread_local std::vector<float> room, query_room;
   const int heads = piece.last - piece.first, kv_heads = piece.kv_last - piece.kv_first;
   const int64_t chains = (int64_t)piece.count * kv_heads * heads;
   states.assign(chains, {-INFINITY, 0.0f});
-  float *sums = aligned(room, chains * width), *queries = aligned(query_room, chains * width);
+  float* sums = aligned(room, chains * width);
+  auto* queries = (typename Kernel::Query*)aligned(query_room, chains * width);
   const auto place = [&](int64_t chain) {  // of a chain's head among its token's
     const int64_t kv = chain / heads % kv_heads, head = chain % heads;
     return ((piece.kv_first + kv) * piece.group + piece.first + head) * width;
   };
   for (int64_t chain = 0; chain < chains; chain++) {
-    const S* q = piece.q + chain / (kv_heads * heads) * piece.q_stride + place(chain);
-    for (int64_t i = 0; i < width; i += 8) store(queries + chain * width + i, load(q + i));
+    const int64_t token = chain / (kv_heads * heads);
+    Kernel::take(piece.q + token * piece.q_stride + place(chain), width, queries + chain * width);
   }
   const int64_t length = piece.start + piece.count;
   const S *keys[BLOCK], *values[BLOCK];
@@ -209,22 +113,30 @@ void walk(const Cache<S>& cache, const Piece<S>& piece, int64_t width, float sca
       for (int t = base > piece.start ? base - piece.start : 0; t < piece.count; t++) {
         const int64_t seen = piece.start + t + 1 - base;
         const int64_t chain = (t * kv_heads + kv) * heads;
-        walk_heads<D>(heads, queries + chain * width, keys, values, seen < BLOCK ? seen : BLOCK, width, scale,
+        walk_heads<Kernel>(heads, queries + chain * width, keys, values, seen < BLOCK ? seen : BLOCK, width, scale,
                       states.data() + chain, sums + chain * width);
       }
     }
   }
   for (int64_t chain = 0; chain < chains; chain++) {
-    const f8 share = _mm256_set1_ps(1.0f / states[chain].total);
-    S* out = piece.out + chain / (kv_heads * heads) * piece.out_stride + place(chain);
-    for (int64_t i = 0; i < width; i += 8)
-      store(out + i, _mm256_mul_ps(share, _mm256_load_ps(sums + chain * width + i)));
+    const int64_t token = chain / (kv_heads * heads);
+    Kernel::deliver(sums + chain * width, 1.0f / states[chain].total, width,
+                    piece.out + token * piece.out_stride + place(chain));
   }
 }
 
 struct Task {
   int32_t row, token, start, count;  // of the batch; the step's token; its position; how many
 };
+
+template <class S>
+auto kernel(int64_t width) {
+#ifdef __AVX512BF16__
+  if constexpr (std::is_same_v<S, bf16>)
+    if (width % 64 == 0) return width == 64 ? walk<Pairs<64>> : width == 128 ? walk<Pairs<128>> : walk<Pairs<0>>;
+#endif
+  return width == 64 ? walk<Wide<64, S>> : width == 128 ? walk<Wide<128, S>> : walk<Wide<0, S>>;
+}
 
 template <class S>
 void attend(const Task* tasks, int64_t n, const int32_t* page_table, int64_t table_stride, const S* q,
@@ -252,8 +164,7 @@ void attend(const Task* tasks, int64_t n, const int32_t* page_table, int64_t tab
         q + task.token * q_stride,
         out + task.token * heads * width,
     };
-    auto run = width == 64 ? walk<64, S> : width == 128 ? walk<128, S> : walk<0, S>;
-    run(cache, piece, width, scale);
+    kernel<S>(width)(cache, piece, width, scale);
   });
 }
 
