@@ -14,6 +14,7 @@ from detour.errors import ConfigError
 from detour.layers.weight import Site
 from detour.loading.checkpoint import open_checkpoint
 from detour.loading.model_config import read_model_config
+from detour.loading.quantization import read_quantization
 from detour.models import find
 from detour.models.model import Model
 from detour.ops.device import Device, probe
@@ -43,12 +44,14 @@ def build_model(settings: WorkerSettings) -> BuiltModel:
     dummy = settings.load_format == "dummy"
     if dummy:
         config: Mapping[str, Any] = read_model_config(settings.model, settings.overrides)
+        method = read_quantization(settings.model, config, settings.quantization)
     else:
-        checkpoint = open_checkpoint(settings.model, settings.overrides)
-        config = checkpoint.config
+        checkpoint = open_checkpoint(settings.model, settings.overrides, settings.quantization)
+        config, method = checkpoint.config, checkpoint.quantization
     dtype = choose_dtype(settings.dtype, str(config.get("dtype") or ""), device)
-    kv_dtype = dtype if settings.kv_dtype == "auto" else named_dtype(settings.kv_dtype)
-    site = Site(device, dtype, Routes(device, settings.backends, settings.strict_backends))
+    kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype)
+    routes = Routes(device, settings.backends, settings.strict_backends)
+    site = Site(device, dtype, routes, expected=method.kind)
     architecture = find(config)
     model: Model = architecture.build(architecture.read(config), site, kv_dtype)
     total = sum(parameter.numel for parameter in site.parameters)
@@ -91,6 +94,13 @@ def choose_dtype(wish: str, checkpoint: str, device: Device) -> torch.dtype:
         return DTYPES.get(checkpoint, torch.bfloat16)
     fast = {"avx512_bf16", "amx"} & device.instructions
     return torch.bfloat16 if fast and checkpoint != "float32" else torch.float32
+
+
+def choose_kv_dtype(wish: str, dtype: torch.dtype) -> torch.dtype:
+    """What keys and values, or latents, are cached in. fp8_e4m3 of latents is packed rows."""
+    if wish == "fp8_e4m3":
+        return torch.float8_e4m3fn
+    return dtype if wish == "auto" else named_dtype(wish)
 
 
 def named_dtype(name: str) -> torch.dtype:

@@ -13,8 +13,9 @@ class WorkerSettings:
     model: Path  # a folder or a .gguf file; with load_format "dummy" a config.json suffices
     device: str = "auto"  # "cpu", "cuda", "cuda:1"; auto = the first GPU, else the CPU
     dtype: str = "auto"  # "float32", "bfloat16", "float16"; auto: see worker.build.choose_dtype
-    kv_dtype: str = "auto"  # of the KV cache; auto = dtype
+    kv_dtype: str = "auto"  # of the KV cache: as dtype, or fp8_e4m3; auto = dtype
     load_format: str = "auto"  # "dummy" = random weights from the configuration alone
+    quantization: str = "auto"  # what the checkpoint must be quantised with; auto = whatever it is
     overrides: Mapping[str, Any] = field(default_factory=dict)  # laid over the configuration
     context_length: int = 0  # most tokens of one sequence; 0 = what the model is made for
     page_size: int = 16  # tokens
