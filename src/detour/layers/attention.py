@@ -66,6 +66,10 @@ class GroupedQueryAttention:
         """What every layer of this shape shares in a step."""
         return self.attend.plan(batch, self.shape)
 
+    def transient_bytes(self, tokens: int, context: int) -> int:
+        """Nothing grows with the context but what is cached."""
+        return 0
+
     def __call__(
         self,
         x: Tensor,

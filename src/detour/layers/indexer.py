@@ -20,6 +20,7 @@ from detour.ops.kv_layout import KVLayout, index_keys, index_keys_fp8
 
 KEY_EPS = 1e-6  # of the keys' LayerNorm; configurations do not name it
 SCORE_BYTES = 256 << 20  # scores held at a time
+SELECTING = 2  # times that, which selecting from them may take beside them
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ def index_layout(kv_dtype: torch.dtype, width: int) -> KVLayout:
     return index_keys_fp8(width)
 
 
-def score_bytes(tokens: int, context: int) -> int:
-    """The most that the scores of so many tokens over so long sequences take at a time."""
-    return 4 * context * min(tokens, max(1, SCORE_BYTES // (4 * context)))
+def scored_together(context: int) -> int:
+    """Tokens whose scores of so many positions are held at a time."""
+    return max(1, SCORE_BYTES // (4 * context))
 
 
 class Indexer:
@@ -100,14 +101,17 @@ class Indexer:
         if int(batch.lengths.max(initial=0)) <= self.sizes.top_k:
             return ()
         tokens = len(batch.positions)
-        longest = batch.page_table.shape[1] * batch.page_size
-        step = max(1, SCORE_BYTES // (4 * longest))
+        step = scored_together(batch.page_table.shape[1] * batch.page_size)
         parts = []
         for first in range(0, tokens, step):
             last = min(first + step, tokens)
             own = batch if step >= tokens else cut(batch, first, last)
             parts.append(ScoredPart(first, last, own, self.score.plan(own, self.layout)))
         return tuple(parts)
+
+    def transient_bytes(self, tokens: int, context: int) -> int:
+        """Most bytes of scores, and of selecting from them, for so many tokens of long sequences."""
+        return (1 + SELECTING) * 4 * context * min(tokens, scored_together(context))
 
     def remember(
         self, x: Tensor, angles: tuple[Tensor, Tensor], batch: Batch, cache: Tensor

@@ -111,6 +111,10 @@ class LatentAttention:
         dense = () if parts else self.dense.plan(batch, self.shape)
         return LatentPlan(parts, dense, Selection(none.view(0, 0), none))
 
+    def transient_bytes(self, tokens: int, context: int) -> int:
+        """What selecting takes at a time."""
+        return sum(indexer.transient_bytes(tokens, context) for indexer in self.indexers)
+
     def __call__(
         self,
         x: Tensor,

@@ -32,6 +32,10 @@ class Attention(Protocol):
         """Once a step, of the first layer: what all layers share."""
         ...
 
+    def transient_bytes(self, tokens: int, context: int) -> int:
+        """Of the first layer, as model.Model's: layers run one after the other."""
+        ...
+
     def __call__(
         self, x: Tensor, angles: tuple[Tensor, Tensor], batch: Batch, plan: Any, kv: LayerKV
     ) -> tuple[Tensor, Any]:
@@ -129,6 +133,9 @@ class Decoder:
 
     def plan(self, batch: Batch) -> Any:
         return self.layers[0].attention.plan(batch)
+
+    def transient_bytes(self, tokens: int, context: int) -> int:
+        return self.layers[0].attention.transient_bytes(tokens, context)
 
     def forward(self, batch: Batch, plan: Any, kv: Sequence[LayerKV]) -> Tensor:
         angles = self.angles(batch.positions)

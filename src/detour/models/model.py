@@ -43,6 +43,13 @@ class Model(Protocol):
         """[S, H] -> [S, vocab_size] float32."""
         ...
 
+    def transient_bytes(self, tokens: int, context: int) -> int:
+        """The most that a step of so many tokens takes because its sequences are so long.
+
+        A trial step of short sequences does not show it.
+        """
+        ...
+
     def ignored(self, name: str) -> bool:
         """Whether a checkpoint may hold this tensor although the model has no place for it."""
         ...

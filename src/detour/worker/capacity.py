@@ -70,6 +70,7 @@ def start_worker(settings: WorkerSettings) -> Worker:
         torch.set_num_threads(threads)
         budget = cpu_budget(settings.memory_fraction, asked=settings.max_total_tokens > 0)
     del tiny
+    budget -= built.model.transient_bytes(settings.max_step_tokens, context)
     spec = built.model.kv_spec
     wanted = settings.max_total_tokens or settings.max_slots * context
     num_pages = pages_for(budget, spec, settings.page_size, wanted)
