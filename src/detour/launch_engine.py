@@ -106,6 +106,7 @@ def worker_settings(config: Config, model: Path, seed: int) -> WorkerSettings:
         dtype=config.dtype,
         kv_dtype=config.kv_cache_dtype,
         load_format=config.load_format,
+        quantization=config.quantization,
         overrides=config.model_overrides,
         context_length=config.context_length,
         page_size=config.page_size,

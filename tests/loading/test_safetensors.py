@@ -46,7 +46,7 @@ def test_shards_hold_what_one_file_holds(folder, tmp_path):
         for name, shape in SHAPES.items():
             assert checkpoint.shape(name) == shape
             assert torch.equal(checkpoint.read(name), oracle[name])
-    assert checkpoint.config["model_type"] == "llama" and checkpoint.quantization == {}
+    assert checkpoint.config["model_type"] == "llama" and not checkpoint.quantization.method
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

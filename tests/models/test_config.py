@@ -41,7 +41,6 @@ def test_supported_models():
         ({"layer_types": ["full_attention", "sliding_attention"]}, ("layer_types",)),
         ({"model_type": "qwen2", "attention_bias": False}, ("attention_bias", "False")),
         ({"model_type": "qwen3", "mlp_bias": True}, ("mlp_bias", "True")),
-        ({"quantization_config": {"quant_method": "awq"}}, ("quantization_config", "awq")),
         ({"num_key_value_heads": 3}, ("num_key_value_heads", "3")),
         ({"intermediate_size": "absent"}, ("intermediate_size",)),
         ({"intermediate_size": "many"}, ("intermediate_size", "many")),

@@ -152,7 +152,7 @@ DEVICES: tuple[Accepted, ...] = (
         "how weights are packed is read from the checkpoint",
         quiet="None auto none",
         value="""
-            --quantization -q --quantization-param-path --modelopt-quant
+            --quantization-param-path --modelopt-quant
             --modelopt-checkpoint-restore-path --modelopt-checkpoint-save-path
             --modelopt-export-path --quantization-config
         """,

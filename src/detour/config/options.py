@@ -70,6 +70,13 @@ class Config:
             _OTHER_FORMATS, ("auto", "safetensors and GGUF files are what can be read")
         ),
     )
+    quantization: str = option(
+        "auto",
+        "--quantization -q",
+        "What the checkpoint must be quantised with; auto takes what it says and what its weights are.",
+        group="model",
+        choices=("auto", "modelopt", "modelopt_fp4", "modelopt_fp8", "fp8", "compressed-tensors"),
+    )
     dtype: str = option(
         "auto",
         "--dtype",

@@ -3,6 +3,7 @@
 Knows no model. Nothing is allocated before it is loaded, so shapes can be listed for free.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,9 +15,12 @@ from torch import Tensor
 from detour.errors import CheckpointError
 from detour.loading.checkpoint import Checkpoint
 from detour.ops.device import Device
-from detour.ops.gemm import GROUP, GROUP_BYTES, PackedWeight, dense, gemm
+from detour.ops.gemm import GROUP, GROUP_BYTES, SCALED, PackedWeight, dense, gemm
+from detour.ops.gemm_scaled import gemm_scaled, random_scaled
 from detour.ops.route import Route, Routes
 from detour.parallel.group import WHOLE, Group, Share
+
+log = logging.getLogger(__name__)
 
 Index = tuple[int | slice, ...]
 
@@ -109,6 +113,9 @@ class Matrix(Parameter):
         if packing == "dense":
             self.weight = dense(self._read(checkpoint, site, stored))
             return
+        if packing in SCALED:
+            self.weight = self._read_scaled(packing, checkpoint, site)
+            return
         rows, columns = self.shape
         row_bytes = columns // GROUP * GROUP_BYTES[packing]
         blocks = torch.empty(rows, row_bytes, dtype=torch.uint8, device=site.device.torch_device)
@@ -117,7 +124,29 @@ class Matrix(Parameter):
             blocks[piece.into].copy_(torch.from_numpy(packed.data))
         self.weight = PackedWeight(packing, rows, columns, (blocks,))
 
+    def _read_scaled(self, packing: str, checkpoint: Checkpoint, site: "Site") -> PackedWeight:
+        """The pieces' values one below the other, each with its own scales."""
+        where = site.device.torch_device
+        values, others, scales, scale_count = torch.empty(0), [], [], 0
+        for piece in self.pieces:
+            rows, columns = piece.cut
+            part = checkpoint.read_scaled(piece.name, rows=rows, columns=columns)
+            if not len(values):
+                shape = (self.shape[0], part.values.shape[1])
+                values = torch.empty(shape, dtype=part.values.dtype, device=where)
+            values[piece.into].copy_(part.values)
+            scales.append(part.scales)
+            others.append(part.of_row if packing == "NVFP4" else part.of_row + scale_count)
+            scale_count += len(part.scales)
+        rest = (torch.cat(parts).to(where) for parts in (scales, others))
+        return PackedWeight(packing, *self.shape, (values, *rest))
+
     def fill(self, source: torch.Generator, site: "Site") -> None:
+        kinds = {site.expected(piece.name.removesuffix(".weight")) for piece in self.pieces}
+        kind = kinds.pop()
+        if kind in SCALED and not kinds and not self.shape[1] % 16:
+            self.weight = random_scaled(kind, *self.shape, source)
+            return
         super().fill(source, site)
         self.weight = dense(self.value)
         self.value = torch.empty(0, dtype=self.dtype)
@@ -133,12 +162,13 @@ class Matrix(Parameter):
 
     def _form(self, checkpoint: Checkpoint, site: "Site") -> tuple[str, torch.dtype]:
         """Packing and dtype to keep it in: the file's, if its pieces agree and a backend can."""
-        kinds = {checkpoint.source.kind(piece.name) for piece in self.pieces}
+        kind = one_kind(checkpoint, self.pieces)
         whole = all(piece.columns.parts == 1 for piece in self.pieces)
-        kind = kinds.pop()
-        if not kinds and kind in GROUP_BYTES and whole:
+        if kind in SCALED:
+            return kind, torch.uint8
+        if kind in GROUP_BYTES and whole:
             form = (kind, torch.uint8)
-        elif not kinds and kind == "BF16":
+        elif kind == "BF16":
             form = ("dense", torch.bfloat16)
         else:
             form = ("dense", self.dtype)
@@ -146,34 +176,58 @@ class Matrix(Parameter):
         return ("dense", self.dtype) if route.current is route.op.reference else form
 
 
+def one_kind(checkpoint: Checkpoint, pieces: tuple[Piece, ...]) -> str:
+    """How the pieces lie in the checkpoint, if all lie alike, else ""."""
+    kinds = {checkpoint.source.kind(piece.name) for piece in pieces}
+    if len(kinds) == 1:
+        return kinds.pop()
+    if kinds.intersection(SCALED):
+        log.info(
+            "%s and what is fused with it are packed in different ways (%s): they are unpacked",
+            pieces[0].name,
+            ", ".join(sorted(kinds)),
+        )
+    return ""
+
+
+def nothing_packed(module: str) -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class Site:
-    """Where a model is built: what its layers need to know, and the list of their parameters."""
+    """Where a model is built: what its layers need to know, and the list of their parameters.
+
+    expected: a module's name to the packing ("" = none) that dummy weights of it get.
+    """
 
     device: Device
     dtype: torch.dtype
     routes: Routes
     group: Group = Group()
     parameters: list[Parameter] = field(default_factory=list)
+    expected: Callable[[str], str] = nothing_packed
 
     def tensor(self, shape: tuple[int, ...], *pieces: Piece, spread: float = -1.0) -> Parameter:
         """A new parameter; `spread` is the standard deviation of dummy values, < 0 = ones."""
-        return self._add(Parameter(shape, pieces, self.dtype, spread))
+        return self.add(Parameter(shape, pieces, self.dtype, spread))
 
     def matrix(self, shape: tuple[int, int], *pieces: Piece, keep: bool = False) -> Matrix:
         matrix = Matrix(shape, pieces, self.dtype, keep)
-        self._add(matrix)
+        self.add(matrix)
         return matrix
 
-    def _add(self, parameter: Parameter) -> Parameter:
+    def add(self, parameter: Parameter) -> Parameter:
         self.parameters.append(parameter)
         return parameter
 
     def gemm_route(
         self, packing: str, stored: torch.dtype, shape: tuple[int, ...], dtype: torch.dtype
     ) -> Route:
-        need = {"packing": packing, "dtype": dtype, "stored": stored}
-        return self.routes.route(gemm, {**need, "rows": shape[0], "columns": shape[1]})
+        need = {"packing": packing, "dtype": dtype, "rows": shape[0], "columns": shape[1]}
+        if packing in SCALED:
+            return self.routes.route(gemm_scaled, need)
+        return self.routes.route(gemm, {**need, "stored": stored})
 
     def pieces(self) -> Iterator[Piece]:
         for parameter in self.parameters:

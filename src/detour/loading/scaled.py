@@ -47,7 +47,8 @@ def unpack_scaled(packed: ScaledTensor) -> Tensor:
     if packed.kind == "NVFP4":
         table = torch.tensor([*E2M1, *(-value for value in E2M1)])
         low, high = packed.values & 15, packed.values >> 4
-        values = table[torch.stack((low, high), dim=2).long()].view(rows, -1, NVFP4_BLOCK)
+        values = table[torch.stack((low, high), dim=2).long()]
+        values = values.view(rows, columns // NVFP4_BLOCK, NVFP4_BLOCK)
         values *= (packed.scales.float() * packed.of_row[:, None])[:, :, None]
         return values.view(rows, columns)
     scales = packed.scales[packed.of_row.long()]
@@ -64,7 +65,7 @@ def pack_nvfp4(weight: Tensor, largest: float = 0.0) -> ScaledTensor:
     """
     rows, columns = weight.shape
     weight = weight.float()
-    largest = largest or float(weight.abs().max()) if weight.numel() else largest
+    largest = largest or float(weight.abs().max())
     factor = torch.tensor(largest or E2M1_MAX * E4M3_MAX) / (E2M1_MAX * E4M3_MAX)
     blocks = weight.view(rows, columns // NVFP4_BLOCK, NVFP4_BLOCK)
     scales = blocks.abs().amax(dim=2) / (E2M1_MAX * factor)

@@ -35,6 +35,8 @@ SILENT = frozenset(
         "output_hidden_states",
         "output_router_logits",
         "pad_token_id",
+        "quantization_config",  # loading/quantization.py
+        "compression_config",
         "pretraining_tp",
         "problem_type",
         "return_dict",
@@ -124,7 +126,6 @@ class Fields:
 
     def done(self) -> None:
         """All that the model computes from has been read: refuse or name the rest."""
-        self.only("quantization_config")
         unknown = sorted(set(self.config) - self.seen - SILENT)
         if unknown:
             log.warning(

@@ -38,3 +38,9 @@ def unpack_fp8(values: Tensor, scales: Tensor, of_row: Tensor) -> Tensor:
         wide.view(rows, -1, FP8_BLOCK).mul_(scales[:, :, None])
         return wide
     return wide.mul_(scales.repeat_interleave(FP8_BLOCK, dim=1)[:, :columns])
+
+
+def random_fp8(shape: tuple[int, ...], source: torch.Generator) -> Tensor:
+    """Random e4m3 numbers of at most 1.875, on the source's device; needs a byte each."""
+    draws = {"generator": source, "device": source.device, "dtype": torch.uint8}
+    return torch.randint(0, 256, shape, **draws).bitwise_and_(0xBF).view(torch.float8_e4m3fn)

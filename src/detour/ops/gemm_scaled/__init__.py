@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from detour.ops.gemm import SCALED, PackedWeight, keep, select, unpack
 from detour.ops.op import Need, op
-from detour.ops.scaled import FP8_BLOCK, NVFP4_BLOCK
+from detour.ops.scaled import FP8_BLOCK, NVFP4_BLOCK, random_fp8
 
 UNPACKED = 1 << 22  # weights that the reference holds expanded at once
 
@@ -26,11 +26,11 @@ def random_scaled(packing: str, rows: int, columns: int, source: torch.Generator
         scales = torch.rand(rows, columns // NVFP4_BLOCK, **where) * 0.4 + 0.1
         factors = torch.full((rows,), columns**-0.5, device=source.device)
         return PackedWeight(packing, *shape, (values, scales.to(torch.float8_e4m3fn), factors))
-    values = torch.randn(shape, **where).mul_(64).clamp_(-448, 448).to(torch.float8_e4m3fn)
+    values = random_fp8(shape, source)
     sharing = {"FP8_TENSOR": rows, "FP8_CHANNEL": 1, "FP8_BLOCK": FP8_BLOCK}[packing]
     wide = -(-columns // FP8_BLOCK) if packing == "FP8_BLOCK" else 1
     of_row = (torch.arange(rows, device=source.device) // sharing).to(torch.int32)
-    scales = (torch.rand(int(of_row[-1]) + 1, wide, **where) + 0.5) * columns**-0.5 / 64
+    scales = (torch.rand(int(of_row[-1]) + 1, wide, **where) + 0.5) * 1.5 * columns**-0.5
     return PackedWeight(packing, *shape, (values, scales, of_row))
 
 

@@ -11,19 +11,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from detour.ops.op import Need, op
-from detour.ops.scaled import FP8_BLOCK, unpack_fp8
+from detour.ops.scaled import FP8_BLOCK, random_fp8, unpack_fp8
 
 
 def random_experts(
     shape: tuple[int, int, int], sharing: int, wide: int, source: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Random values, scales and row numbers of [experts, rows, columns]; size of order one."""
-    experts, rows, _ = shape
+    """Random values, scales and row numbers of [experts, rows, columns]; sums of order one."""
+    experts, rows, columns = shape
     where = {"generator": source, "device": source.device}
-    values = torch.randn(shape, **where).mul_(64).clamp_(-448, 448).to(torch.float8_e4m3fn)
     of_row = (torch.arange(rows, device=source.device) // sharing).to(torch.int32)
-    scales = (torch.rand(experts, int(of_row[-1]) + 1, wide, **where) + 0.5) / 64
-    return values, scales * shape[2] ** -0.5, of_row
+    scales = (torch.rand(experts, int(of_row[-1]) + 1, wide, **where) + 0.5) * 1.5
+    return random_fp8(shape, source), scales * columns**-0.5, of_row
 
 
 def _inputs(device: torch.device) -> Iterator[tuple[Need, tuple[Any, ...]]]:
