@@ -56,7 +56,9 @@ def attend(q, keys, values, start, pieces, page_size, others=0):
     for piece in pieces:
         rows = [(7 * n, 1) for n in range(others)] + [(first, piece)]
         batch = make_batch(rows, page_size, torch.device("cpu"), source(page_size))
-        cache = torch.full((2, int(batch.page_table.max()) + 1, page_size, 2, 64), 0.5, dtype=q.dtype)
+        cache = torch.full(
+            (2, int(batch.page_table.max()) + 1, page_size, 2, 64), 0.5, dtype=q.dtype
+        )
         places = np.arange(-(-(first + piece) // page_size) * page_size)
         table = batch.page_table[-1].numpy()
         slots = torch.from_numpy(table[places // page_size] * page_size + places % page_size).long()

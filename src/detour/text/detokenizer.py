@@ -66,12 +66,10 @@ class Detokenizer:
         return "".join([self.push(token) for token in tokens])
 
     def finish(self) -> str:
-        """The text held back so far; the stream has ended. A part of a character becomes U+FFFD."""
-        text = self._pending.decode("utf-8", errors="replace")
+        """The text held back so far; the stream has ended. A part of a character is not shown."""
         self._pending = b""
-        shown = self._scan(text)
         rest, self._held = self._held, ""
-        return shown + rest
+        return rest
 
     def _slow(self, token: int) -> str:
         """A token that begins, continues or follows a part of a character, or begins the text."""
