@@ -50,11 +50,11 @@ class Server:
         asyncio.run_coroutine_threadsafe(asyncio.wait_for(wait(), 10), self.loop).result(15)
 
 
-def serve(engine: FakeEngine, **settings: Any) -> Iterator[Server]:
+def serve(engine: FakeEngine, template: str = "", **settings: Any) -> Iterator[Server]:
     tokenizer = ByteTokenizer()
-    template = ChatTemplate(tokenizer.chat_template, "<bos>", "<eos>")
+    compiled = ChatTemplate(template or tokenizer.chat_template, "<bos>", "<eos>")
     given = {"model_path": "/models/small", "served_model_names": (MODEL,)} | settings
-    app = build_app(engine, tokenizer, template, ApiSettings(**given))
+    app = build_app(engine, tokenizer, compiled, ApiSettings(**given))
     config = uvicorn.Config(
         app, port=0, log_level="warning", access_log=False, timeout_keep_alive=60
     )

@@ -13,7 +13,7 @@ FILES = sorted(SRC.rglob("*.py"))
 FILE_LINES = 400
 FUNCTION_LINES = 60
 PARAMETERS = 8
-PACKAGE_LINES = 20_000  # without the backends under ops/*/
+PACKAGE_LINES = 26_000  # without the backends under ops/*/
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -34,6 +34,7 @@ from detour.errors import ConfigError
 from detour.loading.hub import resolve_model
 from detour.loading.model_config import read_generation_defaults, read_model_config
 from detour.text.chat_template import ChatTemplate
+from detour.text.reply_parser import reply_syntax
 from detour.text.tokenizer import Tokenizer, open_tokenizer
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ def open_model(config: Config, environment: Environment) -> Model:
     path = model_path(config, environment)
     model_config = read_model_config(path, config.model_overrides)
     tokenizer = tokenizer_of(config, environment, path, int(model_config["vocab_size"]))
+    template = chat_template(config.chat_template, tokenizer)
     from_model = config.sampling_defaults == "model"
     settings = ApiSettings(
         model_path=config.model,
@@ -104,10 +106,11 @@ def open_model(config: Config, environment: Environment) -> Model:
         generation_defaults=read_generation_defaults(path) if from_model else {},
         default_deadline=config.request_timeout,
         incremental_stream=config.incremental_stream,
+        syntax=reply_syntax(config.reasoning_parser, config.tool_call_parser, template.source),
         model_config=model_config,
         server_config=config.public_values(),
     )
-    return Model(path, tokenizer, chat_template(config.chat_template, tokenizer), settings)
+    return Model(path, tokenizer, template, settings)
 
 
 def tokenizer_of(

@@ -67,7 +67,11 @@ def test_every_flag_has_one_meaning():
 @pytest.mark.parametrize("row", ACCEPTED, ids=lambda row: row.flag)
 def test_an_accepted_flag_is_answered_with_one_line(row):
     values = {"switch": [], "values": ["7", "8"], "json": ["[7]"], "value": ["7"]}[row.takes]
-    (notice,) = parse([row.flag, *values]).notices
+    notices = parse([row.flag, *values]).notices
+    if "on" in row.quiet:  # a switch that asks for what is done anyway
+        assert notices == ()
+        return
+    (notice,) = notices
     assert notice == f"{' '.join([row.flag, *values])}: {row.instead}."
 
 

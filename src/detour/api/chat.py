@@ -1,11 +1,14 @@
 """/v1/chat/completions. Knows OpenAI's chat shapes; what runs is Generation's affair."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from detour.api.answer import Answer
+from detour.api.conversation import Conversation, read_conversation
 from detour.api.front import Front, Want
 from detour.api.generation import Choice, Generation
 from detour.api.logprobs import chat_logprobs, scored_output
@@ -15,7 +18,6 @@ from detour.api.params import (
     sampling_params,
     wanted_logprobs,
 )
-from detour.api.prompts import Prompt
 from detour.api.replies import (
     OpenAIStream,
     chunk_head,
@@ -25,7 +27,6 @@ from detour.api.replies import (
     usage,
 )
 from detour.api.schema import ChatRequest
-from detour.errors import BadRequest
 from detour.text.tokenizer import Tokenizer
 
 
@@ -37,22 +38,23 @@ def chat_router(front: Front) -> APIRouter:
         """OpenAI's chat completions, streamed with `stream`."""
         model = front.check_model(body.model)
         refuse_absent_features(vars(body))
-        _refuse_tools(body)
+        talk = await read_conversation(front, body)
         envelope = front.envelope(http, body, body.request_id if body.rid is None else body.rid)
         params = sampling_params(
             body,
             front.settings.generation_defaults,
             logprobs=wanted_logprobs(bool(body.logprobs), body.top_logprobs, "top_logprobs"),
+            shows_special_tokens=talk.shows_special_tokens,
         )
         most = body.max_completion_tokens
         want = Want(
-            prompt=await _prompt(front, body),
+            prompt=talk.prompt,
             params=params,
             n=number_of_choices(body.n),
             max_tokens=body.max_tokens if most is None else most,
             default_max_tokens=0,
         )
-        reply = _Reply(front.tokenizer, body, front.generate([want], envelope), model)
+        reply = _Reply(front.tokenizer, body, front.generate([want], envelope), model, talk)
         if body.stream:
             return front.stream(reply.generation, reply.stream())
         if not await reply.generation.wait(http.receive):
@@ -62,35 +64,11 @@ def chat_router(front: Front) -> APIRouter:
     return router
 
 
-def _refuse_tools(body: ChatRequest) -> None:
-    """Tools are fine where the model may not call them; then they are left out."""
-    if (body.tools and body.tool_choice != "none") or body.tool_choice == "required":
-        raise BadRequest(
-            "tools are not supported yet; leave them out or send tool_choice 'none'.",
-            param="tools",
-            code="unsupported",
-        )
-
-
-async def _prompt(front: Front, body: ChatRequest) -> Prompt:
-    kwargs: dict[str, Any] = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
-        if body.reasoning_effort == "none":
-            kwargs.setdefault("enable_thinking", False)
-    return await front.prompts.from_messages(
-        body.messages,
-        front.engine.ready.context_length,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=bool(body.continue_final_message),
-        template_kwargs=kwargs,
-    )
-
-
 class _Reply:
     """One conversation's answer, whole or in chunks."""
 
     __slots__ = (
+        "_answers",
         "_before_text",
         "_head",
         "_id",
@@ -104,9 +82,16 @@ class _Reply:
     )
 
     def __init__(
-        self, tokenizer: Tokenizer, body: ChatRequest, generation: Generation, model: str
+        self,
+        tokenizer: Tokenizer,
+        body: ChatRequest,
+        generation: Generation,
+        model: str,
+        talk: Conversation,
     ) -> None:
         self.generation = generation
+        # By choice: what parts its text; None where the text is the answer as it is.
+        self._answers: Sequence[Answer | None] = [talk.answer() for _ in generation.choices]
         self._tokenizer = tokenizer
         self._with_logprobs = bool(body.logprobs)
         self._with_token_ids = bool(body.return_token_ids)
@@ -132,11 +117,15 @@ class _Reply:
         }
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
+        answer, text = self._answers[choice.index], choice.take_text()
+        message = {"role": "assistant", "content": text}
+        if answer is not None:
+            message = answer.message(text, choice.finish_reason)
         result: dict[str, Any] = {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.take_text()},
+            "message": message,
             "logprobs": self._logprobs(choice),
-            "finish_reason": finish_reason(choice),
+            "finish_reason": finish_reason(choice, answer),
             "matched_stop": choice.matched_stop,
         }
         if self._with_token_ids:
@@ -155,7 +144,10 @@ class _Reply:
             self._role_sent[choice.index] = True
             role = {"role": "assistant", "content": ""}
             events = self._event(choice, {"delta": role, "finish_reason": None}, tail)
-        if choice.pieces:
+        answer = self._answers[choice.index]
+        if answer is not None:
+            events += self._parted(choice, answer, tail)
+        elif choice.pieces:
             if self._with_logprobs or self._with_token_ids:
                 delta = {"content": choice.take_text()}
                 events += self._event(choice, self._extras(choice, delta), tail)
@@ -168,11 +160,20 @@ class _Reply:
                 )
         if choice.finish_reason:
             end = {
-                "finish_reason": finish_reason(choice),
+                "finish_reason": finish_reason(choice, answer),
                 "matched_stop": choice.matched_stop,
             }
             events += self._event(choice, self._extras(choice, {}) | end, tail)
         return events
+
+    def _parted(self, choice: Choice, answer: Answer, tail: bytes) -> bytes:
+        """A chunk for each delta. Tokens that say nothing yet are told with the next one."""
+        deltas = answer.push(choice.take_text()) if choice.pieces else []
+        if choice.finish_reason:
+            deltas += answer.finish(choice.finish_reason)
+        return b"".join(
+            [self._event(choice, self._extras(choice, delta), tail) for delta in deltas]
+        )
 
     def _extras(self, choice: Choice, delta: dict[str, Any]) -> dict[str, Any]:
         fields: dict[str, Any] = {"delta": delta, "logprobs": None, "finish_reason": None}

@@ -67,8 +67,11 @@ def sampling_params(
     *,
     logprobs: int = -1,
     prompt_logprobs: int = -1,
+    shows_special_tokens: bool = False,
 ) -> SamplingParams:
     """What the fields ask, with `defaults` (generation_config.json) where they are silent.
+
+    shows_special_tokens: a parser needs them in the text, unless the client says otherwise.
 
     max_tokens is left for the caller, who knows the prompt. Raises BadRequest for a field that
     cannot be understood; ranges are checked by SamplingParams.check.
@@ -77,6 +80,7 @@ def sampling_params(
     asked = {name: sent.get(name, defaults.get(name)) for name in _DEFAULTED}
     asked.update((name, sent.get(name)) for name in _PLAIN)
     values: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    values.setdefault("skip_special_tokens", not shows_special_tokens)
     if values.get("top_k") == -1:
         values["top_k"] = 0
     stop = sent.get("stop", ())

@@ -58,8 +58,13 @@ class Prompts:
         add_generation_prompt: bool | None,
         continue_final_message: bool,
         template_kwargs: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
+        opening: Callable[[str], str] = lambda text: "",
     ) -> Prompt:
-        """Raises BadRequest for messages that the template cannot render."""
+        """Raises BadRequest for messages that the template cannot render.
+
+        opening: what the answer is made to begin with, by the text rendered so far.
+        """
         if not messages:
             raise BadRequest("messages must hold at least one message.", param="messages")
         if continue_final_message and add_generation_prompt:
@@ -72,11 +77,12 @@ class Prompts:
 
         def work() -> tuple[list[int], str]:
             text = self._template.render(
-                turns, [], begins_turn, continue_final_message, dict(template_kwargs)
+                turns, tools, begins_turn, continue_final_message, dict(template_kwargs)
             )
+            text += opening(text)
             return self._encode(text, context_length, False), text
 
-        size = sum(len(turn["content"]) for turn in turns)
+        size = sum(len(turn["content"]) for turn in turns) + 200 * len(tools)
         return Prompt(*await self._run(size + 20 * len(turns), work))
 
     async def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
@@ -121,6 +127,8 @@ def _plain(message: Message, place: int) -> dict[str, Any]:
     """The message as templates want it: content one string, tool arguments an object."""
     turn = message.model_dump(exclude_unset=True)
     turn["content"] = _content(message.content, place)
+    if "reasoning" in turn:  # vLLM's name of what templates read
+        turn.setdefault("reasoning_content", turn["reasoning"])
     calls = turn.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None

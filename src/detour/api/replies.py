@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from detour.api.answer import Answer
 from detour.api.failures import error_body
 from detour.api.generation import Choice, Generation
 from detour.api.schema import StreamOptions
@@ -27,9 +28,10 @@ def usage(generation: Generation) -> dict[str, Any]:
     }
 
 
-def finish_reason(choice: Choice) -> str | None:
+def finish_reason(choice: Choice, answer: Answer | None = None) -> str | None:
     """In OpenAI's words; errors and deadlines are answered as errors instead."""
-    return choice.finish_reason or None
+    reason = choice.finish_reason
+    return (answer.finish_reason(reason) if answer else reason) or None
 
 
 def json_reply(body: dict[str, Any] | list[Any]) -> Response:

@@ -127,10 +127,26 @@ class ChatRequest(RequestFields):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Further variables for the chat template, as `enable_thinking`."
     )
+    enable_thinking: Flag = Field(None, description="Whether to think, where a template asks.")
     reasoning_effort: Text = Field(None, description='For the template; "none" = no thinking.')
-    tools: list[dict[str, Any]] | None = Field(None, description="Not served yet.")
-    tool_choice: str | dict[str, Any] | None = Field(None, description='Only "none" is served yet.')
-    parallel_tool_calls: Flag = Field(None, description="Says something of tools only.")
+    reasoning: dict[str, Any] | None = Field(
+        None, description="`effort` as `reasoning_effort`; `enabled` as `enable_thinking`."
+    )
+    separate_reasoning: Flag = Field(
+        None,
+        description="False leaves thoughts in the content, as the model writes them. "
+        "Default: they are `reasoning_content`, if the server was started with --reasoning-parser.",
+    )
+    stream_reasoning: Flag = Field(None, description="False sends thoughts once they are whole.")
+    tools: list[dict[str, Any]] | None = Field(
+        None, description="Functions that the model may call; `strict` is not enforced yet."
+    )
+    tool_choice: str | dict[str, Any] | None = Field(
+        None,
+        description='"auto", "none", "required", or a named function. The last two make the '
+        "answer begin with a call, without thinking; its arguments are the model's own.",
+    )
+    parallel_tool_calls: Flag = Field(None, description="False leaves out calls after the first.")
 
 
 TokenIds = list[int]

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from detour.text.reply_parser import ReplySyntax
+
 
 @dataclass(frozen=True)
 class ApiSettings:
@@ -20,6 +22,7 @@ class ApiSettings:
     default_deadline: float = 0.0  # seconds a request may take; 0 = no limit
     incremental_stream: bool = False  # /generate chunks carry new text instead of all of it
     tokenizer_threads: int = 2
+    syntax: ReplySyntax = field(default_factory=ReplySyntax)  # how thoughts and calls are written
     model_config: Mapping[str, Any] = field(default_factory=dict)  # config.json, for /model_info
     server_config: Mapping[str, Any] = field(default_factory=dict)  # every option, for /server_info
 

@@ -160,10 +160,12 @@ SERVING: tuple[Accepted, ...] = (
     ),
     # --- what clients see
     *rows(
-        "tool calls and reasoning come as plain text: parsers are not here yet",
-        value="--reasoning-parser --tool-call-parser --tool-server --tool-parser-plugin",
+        "a request that brings tools may have them called, unless its tool_choice is none",
+        quiet="on",
         switch="--enable-auto-tool-choice --exclude-tools-when-tool-choice-none",
     ),
+    *rows("clients run their tools themselves", value="--tool-server"),
+    *rows("--tool-call-parser names what is here", value="--tool-parser-plugin"),
     *rows(
         "there is no constrained output yet",
         quiet="auto",

@@ -86,7 +86,7 @@ class Accepted:
 
     takes    "value", "values" (one or more), "json" or "switch"
     instead  what is used instead: completes the sentence "--flag: ..."
-    quiet    values that ask for what is done anyway
+    quiet    values that ask for what is done anyway; "on" for a switch
     """
 
     flag: str

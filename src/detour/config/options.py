@@ -9,30 +9,20 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from detour.config.option import Option, integer, json_object, option
+from detour.config.other_values import (
+    CACHE_AWARE,
+    DTYPES,
+    KV_TYPES,
+    NO_SUCH_ORDER,
+    OTHER_DEVICES,
+    OTHER_FORMATS,
+    OTHER_KV_TYPES,
+)
+from detour.config.ranges import RANGES
 from detour.errors import ConfigError
 
 EMBEDDED_MODEL = "smollm2-135m-instruct"
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
-
-_DTYPES = {
-    "bf16": "bfloat16",
-    "half": "float16",
-    "fp16": "float16",
-    "float": "float32",
-    "fp32": "float32",
-}
-_OTHER_FORMATS = (
-    *("pt", "npcache", "sharded_state", "bitsandbytes", "layered", "flash_rl", "remote", "jax"),
-    *("remote_instance", "fastsafetensors", "private", "runai_streamer", "runai_streamer_sharded"),
-    *("tensorizer", "mistral"),
-)
-_OTHER_KV_TYPES = (
-    *("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla", "mxfp8", "nvfp4", "fp4_e2m1"),
-    *("fp4_mx_block16", "int8"),
-)
-_OTHER_DEVICES = ("xpu", "hpu", "npu", "musa", "tpu", "mps")
-_CACHE_AWARE = ("lpm", "it is the cache-aware order that is here")
-_NO_SUCH_ORDER = ("fcfs", "that order is not here yet")
 
 
 @dataclass(frozen=True)
@@ -67,7 +57,7 @@ class Config:
         choices=("auto", "safetensors", "gguf", "dummy"),
         synonyms={"hf": "auto"},
         stand_ins=dict.fromkeys(
-            _OTHER_FORMATS, ("auto", "safetensors and GGUF files are what can be read")
+            OTHER_FORMATS, ("auto", "safetensors and GGUF files are what can be read")
         ),
     )
     quantization: str = option(
@@ -83,16 +73,16 @@ class Config:
         "Type to compute in; auto is the checkpoint's, or float32 on a CPU without fast bfloat16.",
         group="model",
         choices=("auto", "bfloat16", "float16", "float32"),
-        synonyms=_DTYPES,
+        synonyms=DTYPES,
     )
     kv_cache_dtype: str = option(
         "auto",
         "--kv-cache-dtype",
         "Type the KV cache is kept in; auto is the type the model computes in.",
         group="model",
-        choices=("auto", "bfloat16", "float16", "float32"),
-        synonyms=_DTYPES,
-        stand_ins=dict.fromkeys(_OTHER_KV_TYPES, ("auto", "such a cache is not here yet")),
+        choices=("auto", "bfloat16", "float16", "float32", "fp8_e4m3"),
+        synonyms=KV_TYPES,
+        stand_ins=dict.fromkeys(OTHER_KV_TYPES, ("auto", "such a cache is not here yet")),
     )
     context_length: int = option(
         0,
@@ -112,6 +102,18 @@ class Config:
         "",
         "--chat-template",
         "A file with a Jinja chat template to use instead of the model's.",
+        group="model",
+    )
+    reasoning_parser: str = option(
+        "",
+        "--reasoning-parser",
+        "Part thoughts from answers as this model family writes them; auto asks the template.",
+        group="model",
+    )
+    tool_call_parser: str = option(
+        "auto",
+        "--tool-call-parser",
+        "Read tool calls as this model family writes them; auto asks the template.",
         group="model",
     )
     served_model_name: str = option(
@@ -195,12 +197,12 @@ class Config:
         choices=("fcfs", "lpm"),
         synonyms={"priority": "fcfs"},
         stand_ins={
-            "dfs-weight": _CACHE_AWARE,
-            "routing-key": _CACHE_AWARE,
-            "hrrn": _CACHE_AWARE,
-            "lof": _NO_SUCH_ORDER,
-            "random": _NO_SUCH_ORDER,
-            "shortest-prefill-first": _NO_SUCH_ORDER,
+            "dfs-weight": CACHE_AWARE,
+            "routing-key": CACHE_AWARE,
+            "hrrn": CACHE_AWARE,
+            "lof": NO_SUCH_ORDER,
+            "random": NO_SUCH_ORDER,
+            "shortest-prefill-first": NO_SUCH_ORDER,
         },
     )
     disable_radix_cache: bool = option(
@@ -232,7 +234,7 @@ class Config:
         "auto is the GPU where there is one.",
         group="device",
         choices=("auto", "cpu", "cuda"),
-        stand_ins=dict.fromkeys(_OTHER_DEVICES, ("auto", "there is no code for that device")),
+        stand_ins=dict.fromkeys(OTHER_DEVICES, ("auto", "there is no code for that device")),
     )
     threads: int = option(
         0,
@@ -332,7 +334,7 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        for name, low, high in _RANGES:
+        for name, low, high in RANGES:
             value = self.value(name)
             if not low <= value <= high:
                 raise ConfigError(
@@ -375,24 +377,6 @@ DEFAULTS = {
     field.name: field.default_factory() if callable(field.default_factory) else field.default
     for field in fields(Config)
 }
-
-_MANY = 2**31 - 1
-_RANGES: tuple[tuple[str, float, float], ...] = (
-    ("context_length", 0, _MANY),
-    ("random_seed", -1, 2**63 - 1),
-    ("max_running_requests", 0, 2**20),
-    ("max_queued_requests", 0, _MANY),
-    ("max_total_tokens", 0, 2**40),
-    ("mem_fraction_static", 0.0, 1.0),
-    ("max_prefill_tokens", 1, _MANY),
-    ("page_size", 1, 4096),
-    ("schedule_conservativeness", 0.0, 1e3),
-    ("request_timeout", 0.0, 1e9),
-    ("threads", 0, 4096),
-    ("cuda_graph_max_bs", 0, 2**20),
-    ("port", 0, 65535),
-    ("drain_timeout", 0.0, 1e9),
-)
 
 
 def flag_of(name: str) -> str:

@@ -243,7 +243,7 @@ def _accepted(given: Iterable[tuple[str, Any]]) -> list[str]:
         words = value if isinstance(value, list) else [value]
         if row.takes == "json":
             _check_json(flag, words[0])
-        if row.takes != "switch" and all(word in row.quiet for word in words):
+        if all(word in row.quiet for word in (["on"] if row.takes == "switch" else words)):
             continue
         said = " ".join([flag, *(str(word) for word in words)])
         notices.append(f"{said}: {row.instead}.")
