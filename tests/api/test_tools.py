@@ -7,7 +7,8 @@ from fake_engine import EOS, FakeEngine, says
 from loopback import serve
 
 from detour.engine.request import unpack_ids
-from detour.text.reply_parser import reply_syntax
+from detour.text.reasoning import Thinking
+from detour.text.reply_parser import ReplySyntax, reply_syntax
 
 TEMPLATE = """\
 {%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}
@@ -289,6 +290,16 @@ def test_no_token_is_lost_where_some_say_nothing(server):
 
 class _EMPTY:
     content = ()
+
+
+def test_marks_that_are_special_tokens_stay_in_the_text():
+    """Else the parser would never see them; a client's own word counts more."""
+    thinking = Thinking("<bos>", "<eos>")  # the tokenizer's special tokens
+    for server in serve(FakeEngine(), syntax=ReplySyntax(thinking)):
+        ask(server)
+        ask(server, extra_body={"skip_special_tokens": True})
+        shown = [request.params.skip_special_tokens for request in server.engine.requests]
+        assert shown == [False, True]
 
 
 @pytest.mark.parametrize(

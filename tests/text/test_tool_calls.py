@@ -319,7 +319,8 @@ def test_names_are_found_as_every_server_spells_them():
         ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\\n```json", "deepseek_v3"),
         ("<｜tool▁call▁begin｜>f<｜tool▁sep｜>", "deepseek_v31"),
         ("<｜DSML｜invoke", "deepseek_v32"),
-        ('{"name": function name, "parameters": dictionary}', "llama3"),
+        ('<|start_header_id|>{"name": function name, "parameters": dictionary}', "llama3"),
+        ("<action>```json</action>", ""),
         ("{{ messages }}", ""),
     ],
 )

@@ -19,8 +19,8 @@ class ToolParser(Scan):
     """
 
     names: ClassVar[tuple[str, ...]]  # of the flag, less "-" and "_"
-    sign: ClassVar[str]  # what a chat template of this syntax writes
-    rank: ClassVar[int] = 0  # of two whose sign a template holds, the larger one
+    signs: ClassVar[tuple[str, ...]]  # what a chat template of this syntax writes, each of them
+    rank: ClassVar[int] = 0  # of two whose signs a template holds, the larger one
     marks: ClassVar[tuple[str, ...]]  # tokens that must stay visible, special or not
 
     def __init__(self, tools: Tools) -> None:
@@ -101,7 +101,7 @@ def find_tool_parser(name: str, template: str = "") -> type[ToolParser] | None:
     """None for "". "auto" looks which syntax the chat template writes. Raises ConfigError."""
     parsers = tool_parsers()
     if name == "auto":
-        fitting = [one for one in parsers if one.sign in template]
+        fitting = [one for one in parsers if all(sign in template for sign in one.signs)]
         return max(fitting, key=lambda one: one.rank, default=None)
     if not name:
         return None

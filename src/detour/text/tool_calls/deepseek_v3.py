@@ -16,7 +16,7 @@ SEPARATOR = "<｜tool▁sep｜>"
 
 class DeepseekV31Parser(JsonCallParser):
     names: ClassVar[tuple[str, ...]] = ("deepseekv31",)
-    sign = CALL
+    signs: ClassVar[tuple[str, ...]] = (CALL,)
     rank = 1
     marks = (BEGIN, END, CALL, CALL_END, SEPARATOR)
 
@@ -61,7 +61,7 @@ class DeepseekV31Parser(JsonCallParser):
 
 class DeepseekV3Parser(DeepseekV31Parser):
     names = ("deepseekv3", "deepseekr1")
-    sign = "```json"
+    signs = (CALL, "```json")
     rank = 2
 
     @classmethod

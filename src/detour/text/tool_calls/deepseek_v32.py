@@ -22,7 +22,7 @@ _AFTER_VALUE = comes(PARAMETER, INVOKE_END, PARAMETER_END)
 
 class DeepseekV32Parser(ToolParser):
     names = ("deepseekv32", "deepseekv4")
-    sign = DSML
+    signs = (DSML,)
     rank = 3
     marks = (DSML,)
 

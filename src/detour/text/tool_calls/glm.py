@@ -21,7 +21,7 @@ _AFTER_VALUE = comes(KEY, CLOSE, OPEN, VALUE_END)
 
 class GlmParser(ToolParser):
     names: ClassVar[tuple[str, ...]] = ("glm47", "glm5")
-    sign = KEY
+    signs = (OPEN, KEY)
     rank = 2
     marks = (OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END)
 

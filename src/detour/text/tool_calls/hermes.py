@@ -9,7 +9,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 class HermesParser(JsonCallParser):
     names = ("hermes", "qwen25", "qwen", "qwen3")
-    sign = OPEN
+    signs = (OPEN, '"arguments"')
     marks = (OPEN, CLOSE)
 
     _open = Marks(OPEN)

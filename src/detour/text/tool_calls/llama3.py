@@ -11,7 +11,7 @@ PYTHON_TAG = "<|python_tag|>"
 
 class Llama3Parser(JsonCallParser):
     names = ("llama3", "llama3json", "llama4json")
-    sign = '"parameters":'
+    signs = ("<|start_header_id|>", '"parameters": ')
     marks = (PYTHON_TAG,)
 
     _open = Marks("{", PYTHON_TAG)

@@ -15,7 +15,7 @@ _AFTER_VALUE = comes(PARAMETER, FUNCTION_END, CLOSE, PARAMETER_END)
 
 class Qwen3CoderParser(ToolParser):
     names = ("qwen3coder", "qwen3xml")
-    sign = FUNCTION
+    signs = (OPEN, FUNCTION)
     rank = 1
     marks = (OPEN, CLOSE)
 
