@@ -29,6 +29,8 @@ CHAT_TEMPLATE = (
     "{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# Endings of names that published checkpoints keep in float32 whatever the rest is in.
+_FLOAT32 = ("e_score_correction_bias",)
 # Letters first, then a few merges, so that text becomes tokens of several lengths.
 _MERGES = ("t h", "th e", "i n", "e r", "a n", "Ġ the", "Ġ a", "o n", "in g", "Ċ Ċ", "Ã ¤", "ð Ł")
 
@@ -81,7 +83,12 @@ def _write_weights(
     weight_map: dict[str, str] = {}
     for i, file in enumerate(files):
         part = names[i::shards]
-        tensors = {name: random_weight(name, shapes[name], seed).to(dtype) for name in part}
+        tensors = {
+            name: random_weight(name, shapes[name], seed).to(
+                torch.float32 if name.endswith(_FLOAT32) else dtype
+            )
+            for name in part
+        }
         save_file(tensors, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(part, file)
     if shards > 1:
