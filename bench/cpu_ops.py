@@ -221,6 +221,7 @@ def main() -> None:
     parser.add_argument("--steps-only", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    native.set_threads(options.threads)
     ceilings = Ceilings(options.threads, DTYPES[options.dtype])
     routes = Routes(probe("cpu"), {}, strict=False)
     if not options.steps_only:

@@ -107,9 +107,9 @@ def test_reasons_without_a_compiler(monkeypatch):
 
 @pytest.fixture
 def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
+    before = native.threads()
+    yield native.set_threads
+    native.set_threads(before)
 
 
 def test_threads_and_callers_do_not_change_a_bit(threads):

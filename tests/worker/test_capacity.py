@@ -7,8 +7,10 @@ import torch
 from step_driver import make_runner
 
 from detour.errors import ConfigError
-from detour.ops.device import Device
+from detour.ops import native
+from detour.ops.device import Device, probe
 from detour.ops.kv_layout import KVLayout, grouped_query
+from detour.ops.route import Routes
 from detour.worker.build import choose_dtype
 from detour.worker.capacity import _fastest_threads
 from detour.worker.kv_cache import KVCache, available_memory, bytes_per_token, pages_for
@@ -75,7 +77,9 @@ def test_dtype(wish, checkpoint, kind, instructions, dtype):
 def test_threads_are_measured(tiny_folder):
     runner = make_runner(tiny_folder)
     before = torch.get_num_threads()
+    routes = Routes(probe("cpu"), {}, strict=False)
     try:
-        assert 1 <= _fastest_threads(runner) <= os.cpu_count()
+        assert 1 <= _fastest_threads(runner, routes) <= os.cpu_count()
     finally:
         torch.set_num_threads(before)
+        native.set_threads(0)

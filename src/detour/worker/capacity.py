@@ -12,6 +12,8 @@ import torch
 from detour.engine.plan import Admitted, Geometry, StepPlan
 from detour.errors import ConfigError
 from detour.loading.model_config import eos_ids
+from detour.ops import native
+from detour.ops.route import Routes
 from detour.ops.sampling import draw, greedy
 from detour.sampling_params import SamplingParams
 from detour.worker.build import BuiltModel, build_model
@@ -66,8 +68,8 @@ def start_worker(settings: WorkerSettings) -> Worker:
             budget -= graph_bytes(tiny.graphs, sizes, built.site.device.torch_device)
         threads = 0
     else:
-        threads = threads or _fastest_threads(tiny)
-        torch.set_num_threads(threads)
+        threads = threads or _fastest_threads(tiny, built.site.routes)
+        _use_threads(threads, built.site.routes)
         budget = cpu_budget(settings.memory_fraction, asked=settings.max_total_tokens > 0)
     del tiny
     budget -= built.model.transient_bytes(settings.max_step_tokens, context)
@@ -186,7 +188,7 @@ def _gpu_budget(settings: WorkerSettings, runner: Runner, context: int) -> int:
     return budget
 
 
-def _fastest_threads(runner: Runner) -> int:
+def _fastest_threads(runner: Runner, routes: Routes) -> int:
     """The number of compute threads, of 1, 2, 4, ... and all cores, that decodes fastest."""
     cores = len(os.sched_getaffinity(0))
     counts = sorted({1 << bit for bit in range(cores.bit_length()) if 1 << bit <= cores} | {cores})
@@ -197,12 +199,23 @@ def _fastest_threads(runner: Runner) -> int:
     plan = trial_plan(rows, rows, length - 1, length, SamplingParams(temperature=0.0))
     seconds = {}
     for count in counts:
-        torch.set_num_threads(count)
+        _use_threads(count, routes)
         seconds[count] = min(_timed(runner, plan) for _ in range(TRIAL_STEPS))
     best = min(seconds, key=lambda count: seconds[count])
     told = ", ".join(f"{count}: {1000 * each:.1f} ms" for count, each in seconds.items())
     log.info("compute threads: %d (a step of %d decodes takes %s)", best, rows, told)
     return best
+
+
+def _use_threads(count: int, routes: Routes) -> None:
+    """Have kernels work on `count` threads.
+
+    Where all are native, torch gets one: its threads would wait at the end of every small operation
+    for a core that another process uses, which native.pool's do not.
+    """
+    all_native = all(route.current.name.startswith("native") for route in routes.chosen.values())
+    native.set_threads(count)
+    torch.set_num_threads(1 if all_native else count)
 
 
 def _timed(runner: Runner, plan: StepPlan) -> float:

@@ -76,6 +76,6 @@ def attention_native(plan: Tasks, q: Tensor, key_cache: Tensor, value_cache: Ten
         shape.scale,
         out.data_ptr(),
         native.DTYPES[q.dtype],
-        torch.get_num_threads(),
+        native.threads(),
     )
     return out

@@ -103,6 +103,6 @@ def gemm_native(weight: Panels, x: Tensor, bias: Tensor) -> Tensor:
         bias.data_ptr() if bias.shape[0] else None,
         out.data_ptr(),
         weight.rows,
-        torch.get_num_threads(),
+        native.threads(),
     )
     return out

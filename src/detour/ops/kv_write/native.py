@@ -1,6 +1,5 @@
 """The write to a cache of the numbers' own dtype on a CPU in C++, float32 or bfloat16."""
 
-import torch
 from torch import Tensor
 
 from detour.ops import native
@@ -30,5 +29,5 @@ def kv_write_native(
         key_cache.data_ptr(),
         value_cache.data_ptr(),
         native.DTYPES[keys.dtype],
-        torch.get_num_threads(),
+        native.threads(),
     )

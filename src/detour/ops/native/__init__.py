@@ -32,6 +32,18 @@ FOLDER = Path.home() / ".cache" / "detour" / "native"
 # The dtypes that kernels over rows of numbers take, as vector.h's of_type numbers them.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
+_threads = 0  # 0: as many as torch
+
+
+def set_threads(count: int) -> None:
+    """How many threads a kernel shares its work among; 0 = as many as torch uses."""
+    global _threads
+    _threads = count
+
+
+def threads() -> int:
+    return _threads or torch.get_num_threads()
+
 
 @cache
 def compiler() -> str:

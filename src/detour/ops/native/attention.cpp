@@ -65,7 +65,7 @@ inline void find(const Cache<S>& cache, const int32_t* pages, int64_t base, int6
 // Asks for numbers that the next block reads: a sequence's pages lie anywhere, so the processor cannot.
 template <class S>
 inline void ask(const S* at, int64_t count) {
-  for (int64_t i = 0; i < count; i += 64 / (int64_t)sizeof(S)) _mm_prefetch((const char*)(at + i), _MM_HINT_T0);
+  for (int64_t i = 0; i < count; i += 64 / (int64_t)sizeof(S)) _mm_prefetch((const char*)(at + i), _MM_HINT_T1);
 }
 
 // The first float of `room` that a vector may be loaded from; there is space for `count` from there on.

@@ -267,8 +267,8 @@ template <int KIND>
 void gemm(const Rows& rows, const uint8_t* weights, int64_t N, const bf16* bias, bf16* y, int64_t ldy,
           int threads) {
   const int64_t count = (N + NR - 1) / NR, stride = panel_bytes(KIND, rows.K);
-  // Pieces are of whole pairs of panels.
-  pool::share_rows((count + 1) / 2, 2.0 * NR * rows.count * rows.K, threads, [&](int64_t begin, int64_t end) {
+  // Pieces are of whole pairs of panels; to expand weights costs as much as some rows.
+  pool::share_rows((count + 1) / 2, 4.0 * NR * (rows.count + 4) * rows.K, threads, [&](int64_t begin, int64_t end) {
     const int64_t last = 2 * end < count ? 2 * end : count;
     int64_t p = 2 * begin;
     const auto out = [&] { return Out{y + p * NR, ldy, N - p * NR, bias ? bias + p * NR : nullptr}; };

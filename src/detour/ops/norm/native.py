@@ -30,7 +30,7 @@ def rms_norm_native(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         eps,
         out.data_ptr(),
         native.DTYPES[x.dtype],
-        torch.get_num_threads(),
+        native.threads(),
     )
     return out
 
@@ -47,6 +47,6 @@ def add_rms_norm_native(
         weight.data_ptr(),
         eps,
         native.DTYPES[x.dtype],
-        torch.get_num_threads(),
+        native.threads(),
     )
     return x, residual

@@ -1,6 +1,5 @@
 """Rotation in place on a CPU in C++, float32 or bfloat16."""
 
-import torch
 from torch import Tensor
 
 from detour.ops import native
@@ -25,6 +24,6 @@ def rope_native(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         sin.data_ptr(),
         cos.shape[1],
         native.DTYPES[x.dtype],
-        torch.get_num_threads(),
+        native.threads(),
     )
     return x

@@ -24,7 +24,7 @@ def greedy_native(logits: Tensor) -> tuple[Tensor, Tensor]:
         vocab,
         tokens.data_ptr(),
         finite.data_ptr(),
-        torch.get_num_threads(),
+        native.threads(),
     )
     return tokens, finite
 
@@ -55,6 +55,6 @@ def draw_native(
         positions.data_ptr(),
         scratch.data_ptr(),
         tokens.data_ptr(),
-        torch.get_num_threads(),
+        native.threads(),
     )
     return tokens

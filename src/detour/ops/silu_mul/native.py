@@ -1,6 +1,5 @@
 """The gate on a CPU in C++, float32 or bfloat16."""
 
-import torch
 from torch import Tensor
 
 from detour.ops import native
@@ -23,6 +22,6 @@ def silu_mul_native(x: Tensor) -> Tensor:
         width,
         out.data_ptr(),
         native.DTYPES[x.dtype],
-        torch.get_num_threads(),
+        native.threads(),
     )
     return out
