@@ -10,9 +10,18 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from detour.layers.weight import Parameter, Piece, Site, one_kind
+from detour.layers.weight import (
+    Expected,
+    Kinds,
+    Parameter,
+    Piece,
+    Site,
+    one_kind,
+    plain_numbers,
+)
 from detour.loading.checkpoint import Checkpoint
 from detour.loading.scaled import FP8_BLOCK, NVFP4_BLOCK, ScaledTensor
+from detour.ops.gemm_scaled import scale_bytes
 from detour.ops.moe import moe
 from detour.ops.moe_fp8 import moe_fp8, random_experts
 from detour.ops.moe_nvfp4 import moe_nvfp4, random_nvfp4
@@ -61,8 +70,24 @@ class ExpertWeights(Parameter):
         count, hidden, width = self.sizes
         return ((count, 2 * width, hidden), self.gate_up), ((count, hidden, width), self.down)
 
+    def expect(self, source: Kinds, site: Site) -> Expected:
+        kinds = [one_kind(source, pieces) for _, pieces in self.matrices]
+        self.form = _form(kinds)
+        self.prepare(site)
+        if not self.form:
+            return plain_numbers(self.numel, self.dtype)
+        fp4 = self.form == "NVFP4"
+        total = self.numel // (2 if fp4 else 1)
+        for kind, ((count, rows, columns), pieces) in zip(kinds, self.matrices, strict=True):
+            parts = len(pieces) // count
+            total += count * parts * scale_bytes(kind, rows // parts, columns)
+            total += 4 * (
+                count * parts if fp4 else rows
+            )  # a factor a part, or whose scale is which
+        return Expected(self.form, total)
+
     def load(self, checkpoint: Checkpoint, site: Site) -> None:
-        kinds = [one_kind(checkpoint, pieces) for _, pieces in self.matrices]
+        kinds = [one_kind(checkpoint.source, pieces) for _, pieces in self.matrices]
         self.form = _form(kinds)
         if not self.form and any(map(_form, ([kind, kind] for kind in kinds))):
             log.info("%s and its down_proj are packed differently: unpacked", self.pieces[0].name)

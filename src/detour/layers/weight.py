@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,13 +16,26 @@ from detour.errors import CheckpointError
 from detour.loading.checkpoint import Checkpoint
 from detour.ops.device import Device
 from detour.ops.gemm import GROUP, GROUP_BYTES, SCALED, PackedWeight, dense, gemm
-from detour.ops.gemm_scaled import gemm_scaled, random_scaled
+from detour.ops.gemm_scaled import gemm_scaled, random_scaled, scale_bytes
 from detour.ops.route import Route, Routes
 from detour.parallel.group import WHOLE, Group, Share
 
 log = logging.getLogger(__name__)
 
 Index = tuple[int | slice, ...]
+
+
+class Kinds(Protocol):
+    """How tensors lie in a checkpoint that may not be there yet: a TensorSource is one."""
+
+    def kind(self, name: str) -> str: ...
+
+
+class Expected(NamedTuple):
+    """What a parameter will be once it is loaded."""
+
+    form: str  # a packing, or the dtype of plain numbers
+    nbytes: int  # on the device
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,11 @@ class Parameter:
     def nbytes(self) -> int:
         """Bytes it takes on the device."""
         return self.value.nbytes
+
+    def expect(self, source: Kinds, site: "Site") -> Expected:
+        """What loading will make of it. Asks for the routes that will be asked for; allocates
+        nothing."""
+        return plain_numbers(self.numel, self.dtype)
 
     def load(self, checkpoint: Checkpoint, site: "Site") -> None:
         self.value = self._read(checkpoint, site, self.dtype)
@@ -108,8 +126,25 @@ class Matrix(Parameter):
     def nbytes(self) -> int:
         return self.stored
 
+    def expect(self, source: Kinds, site: "Site") -> Expected:
+        packing, stored = self._form(source, site)
+        site.gemm_route(packing, stored, self.shape, self.dtype)
+        if packing == "dense":
+            return plain_numbers(self.numel, stored)
+        if packing in SCALED:
+            return Expected(packing, self._scaled_bytes(packing))
+        return Expected(packing, self.numel // GROUP * GROUP_BYTES[packing])
+
+    def _scaled_bytes(self, packing: str) -> int:
+        """Values, each piece's own scales, and which of them each row has (or NVFP4's factor)."""
+        rows, columns = self.shape
+        total = self.numel // (2 if packing == "NVFP4" else 1) + 4 * rows
+        for piece in self.pieces:
+            total += scale_bytes(packing, piece.shape[0] // piece.rows.parts, columns)
+        return total
+
     def load(self, checkpoint: Checkpoint, site: "Site") -> None:
-        packing, stored = self._form(checkpoint, site)
+        packing, stored = self._form(checkpoint.source, site)
         if packing == "dense":
             self.weight = dense(self._read(checkpoint, site, stored))
             return
@@ -160,9 +195,9 @@ class Matrix(Parameter):
         if self.prepared is not self.weight and not self.keep:
             self.weight = dense(self.value.view(0, 0))
 
-    def _form(self, checkpoint: Checkpoint, site: "Site") -> tuple[str, torch.dtype]:
+    def _form(self, source: Kinds, site: "Site") -> tuple[str, torch.dtype]:
         """Packing and dtype to keep it in: the file's, if its pieces agree and a backend can."""
-        kind = one_kind(checkpoint, self.pieces)
+        kind = one_kind(source, self.pieces)
         whole = all(piece.columns.parts == 1 for piece in self.pieces)
         if kind in SCALED:
             return kind, torch.uint8
@@ -176,9 +211,13 @@ class Matrix(Parameter):
         return ("dense", self.dtype) if route.current is route.op.reference else form
 
 
-def one_kind(checkpoint: Checkpoint, pieces: tuple[Piece, ...]) -> str:
+def plain_numbers(count: int, dtype: torch.dtype) -> Expected:
+    return Expected(str(dtype).removeprefix("torch."), count * dtype.itemsize)
+
+
+def one_kind(source: Kinds, pieces: tuple[Piece, ...]) -> str:
     """How the pieces lie in the checkpoint, if all lie alike, else ""."""
-    kinds = {checkpoint.source.kind(piece.name) for piece in pieces}
+    kinds = {source.kind(piece.name) for piece in pieces}
     if len(kinds) == 1:
         return kinds.pop()
     if kinds.intersection(SCALED):

@@ -26,7 +26,7 @@ _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_s
 
 
 def read_model_config(path: Path, overrides: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """The configuration of a model folder (config.json) or of a `.gguf` file.
+    """The configuration of a model folder (config.json), of a `.json` file, or of a `.gguf` file.
 
     overrides: merged into it first, nested dicts recursively (`--json-model-override-args`).
 
@@ -39,7 +39,7 @@ def read_model_config(path: Path, overrides: Mapping[str, Any] = {}) -> dict[str
     if path.suffix == ".gguf":
         config, source = config_from_gguf(read_gguf_header(path)), path
     else:
-        source = path / "config.json"
+        source = path if path.suffix == ".json" else path / "config.json"
         config = read_json(source)
     config = merge(config, overrides)
     require(config, "model_type", str, source)

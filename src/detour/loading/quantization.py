@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -80,19 +81,23 @@ def matches(pattern: str, module: str) -> bool:
     that engines give to the fused matrix it becomes part of.
     """
     if pattern == "Linear":
-        return True
+        return not module.endswith("embed_tokens")  # a table, though a tied head multiplies by it
     names = [module]
     stem, _, last = module.rpartition(".")
     if last in _FUSED:
         names.append(f"{stem}.{_FUSED[last]}" if stem else _FUSED[last])
     if pattern.startswith("re:"):
         return any(re.match(pattern[3:], name) for name in names)
-    return any(
-        fnmatchcase(tried, pattern)
-        for name in names
-        for parts in (name.split("."),)
-        for tried in (*parts, *(".".join(parts[: end + 1]) for end in range(len(parts))))
-    )
+    return any(_glob(pattern, name) for name in names)
+
+
+@lru_cache(1 << 14)
+def _glob(pattern: str, name: str) -> bool:
+    """Of a name, its parents, or any of their last parts. Tens of thousands of experts share
+    their parents, so those are looked at once."""
+    parent, _, last = name.rpartition(".")
+    found = fnmatchcase(last, pattern) or fnmatchcase(name, pattern)
+    return found or (bool(parent) and _glob(pattern, parent))
 
 
 def read_quantization(path: Path, config: Mapping[str, Any], wish: str = AUTO) -> Quantization:

@@ -34,6 +34,15 @@ def random_scaled(packing: str, rows: int, columns: int, source: torch.Generator
     return PackedWeight(packing, *shape, (values, scales, of_row))
 
 
+def scale_bytes(packing: str, rows: int, columns: int) -> int:
+    """Of the scales alone, as a matrix that was quantised by itself has them."""
+    if packing == "NVFP4":
+        return rows * (columns // NVFP4_BLOCK)
+    sharing = {"FP8_TENSOR": rows, "FP8_CHANNEL": 1, "FP8_BLOCK": FP8_BLOCK}[packing]
+    wide = -(-columns // FP8_BLOCK) if packing == "FP8_BLOCK" else 1
+    return 4 * -(-rows // sharing) * wide
+
+
 def _inputs(device: torch.device) -> Iterator[tuple[Need, tuple[Any, ...]]]:
     source = torch.Generator(device).manual_seed(7)
     shapes = ((1, 96, 64), (7, 136, 160), (65, 200, 256))
