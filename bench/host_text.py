@@ -6,7 +6,7 @@ from pathlib import Path
 
 from row import Row
 
-from detour.loading.synthetic import write_tokenizer
+from detour.loading.tiny_tokenizer import write_tokenizer
 from detour.text.detokenizer import Detokenizer
 from detour.text.tokenizer import Tokenizer, open_tokenizer
 

@@ -84,8 +84,14 @@ def test_a_model_without_a_tokenizer_is_refused_unless_it_is_a_dummy(
     shutil.copy(tiny_llama / "config.json", bare)
     with pytest.raises(CheckpointError, match=r"has no tokenizer\.json"):
         open_model(Config(model=str(bare)), environment)
+    dummy = Config(model=str(bare), load_format="dummy")
+    assert open_model(dummy, environment).tokenizer.vocab_size == 300
+    large = replace(dummy, model_overrides={"vocab_size": 50000})
     with pytest.raises(CheckpointError, match="The embedded model is not in"):
-        open_model(Config(model=str(bare), load_format="dummy"), environment)
+        open_model(large, environment)
+    small = replace(dummy, model_overrides={"vocab_size": 200})
+    with pytest.raises(ConfigError, match="has 300 tokens where this model has 200"):
+        open_model(small, environment)
 
 
 def test_the_welcome_says_what_runs_and_a_line_to_try(tiny_llama, environment):

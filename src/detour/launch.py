@@ -31,6 +31,7 @@ from detour.engine.channel import FrontChannel, Ready
 from detour.engine.remote import EngineClient
 from detour.engine.supervisor import REFUSED_TO_START, Supervisor
 from detour.errors import ConfigError
+from detour.loading import tiny_tokenizer
 from detour.loading.hub import resolve_model
 from detour.loading.model_config import read_generation_defaults, read_model_config
 from detour.text.chat_template import ChatTemplate
@@ -40,6 +41,7 @@ from detour.text.tokenizer import Tokenizer, open_tokenizer
 log = logging.getLogger(__name__)
 
 ENGINE_COMMAND = (sys.executable, "-m", "detour.launch_engine")
+EMBEDDED_VOCABULARY = 49152  # tokens of EMBEDDED_MODEL
 NO_LIMIT = 2**31
 _LAST_WORDS_SECONDS = 2.0  # for a message that an engine sent before it ended
 _ENGINE_GRACE_SECONDS = 5.0
@@ -116,20 +118,27 @@ def open_model(config: Config, environment: Environment) -> Model:
 def tokenizer_of(
     config: Config, environment: Environment, model: Path, vocab_size: int
 ) -> Tokenizer:
-    """The model's own or the one asked for. Dummy weights that have none get the embedded model's."""
+    """The model's own or the one asked for.
+
+    Dummy weights that have none get the embedded model's, or if that is too large a tiny one.
+    """
     if config.tokenizer_path:
         return open_tokenizer(model_path(config, environment, config.tokenizer_path))
     bare = model.is_dir() and not any(model.glob("tokenizer*"))
     if config.load_format != "dummy" or not bare:
         return open_tokenizer(model)
-    tokenizer = open_tokenizer(model_path(config, environment, EMBEDDED_MODEL))
-    if tokenizer.vocab_size > vocab_size:
+    if vocab_size >= EMBEDDED_VOCABULARY:
+        log.warning("%s has no tokenizer: that of %s is used", model, EMBEDDED_MODEL)
+        return open_tokenizer(model_path(config, environment, EMBEDDED_MODEL))
+    if vocab_size < tiny_tokenizer.SIZE:
         raise ConfigError(
-            f"{model} has no tokenizer, and the one of {EMBEDDED_MODEL} has {tokenizer.vocab_size} "
-            f"tokens where this model has {vocab_size}: name one with --tokenizer-path."
+            f"{model} has no tokenizer, and the smallest here has {tiny_tokenizer.SIZE} tokens where "
+            f"this model has {vocab_size}: name one with --tokenizer-path."
         )
-    log.warning("%s has no tokenizer: that of %s is used", model, EMBEDDED_MODEL)
-    return tokenizer
+    log.warning("%s has no tokenizer: one of %d tokens is used", model, tiny_tokenizer.SIZE)
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_tokenizer.write_tokenizer(Path(folder))
+        return open_tokenizer(Path(folder))
 
 
 def model_path(config: Config, environment: Environment, name: str = "") -> Path:

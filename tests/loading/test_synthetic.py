@@ -7,7 +7,8 @@ import torch
 from transformers import AutoTokenizer
 
 from detour.loading.checkpoint import open_checkpoint
-from detour.loading.synthetic import random_weight, vocabulary, write_checkpoint
+from detour.loading.synthetic import random_weight, write_checkpoint
+from detour.loading.tiny_tokenizer import vocabulary
 from detour.text.tokenizer import open_tokenizer
 
 CONFIG = {

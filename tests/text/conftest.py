@@ -4,7 +4,7 @@ import pytest
 from gguf_files import write_gguf
 from vocabularies import sentencepiece_metadata
 
-from detour.loading.synthetic import write_tokenizer
+from detour.loading.tiny_tokenizer import write_tokenizer
 from detour.text.tokenizer import Tokenizer, open_tokenizer
 
 

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from vocabularies import WORDS, sentencepiece_metadata
 
 from detour.errors import BadRequest, CheckpointError
-from detour.loading.synthetic import CHAT_TEMPLATE, TURN_END, write_tokenizer
+from detour.loading.tiny_tokenizer import CHAT_TEMPLATE, TURN_END, write_tokenizer
 from detour.text.pre_tokenizers import FAMILIES, pre_tokenizer
 from detour.text.tokenizer import open_tokenizer
 

@@ -6,33 +6,28 @@ model hold the same numbers.
 """
 
 import hashlib
-import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
 
 from detour.loading.safetensors import INDEX
+from detour.loading.tiny_tokenizer import (
+    BOS,
+    EOS,
+    TURN_END,
+    vocabulary,
+    write_json,
+    write_tokenizer,
+)
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Chat markup in ChatML, as many small models have it.
-BOS, EOS, TURN, TURN_END = "<|startoftext|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-SPECIAL_TOKENS = (EOS, BOS, TURN, TURN_END, "<think>", "</think>", "<tool_call>", "</tool_call>")
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
-    "{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 # Endings of names that published checkpoints keep in float32 whatever the rest is in.
 _FLOAT32 = ("e_score_correction_bias",)
-# Letters first, then a few merges, so that text becomes tokens of several lengths.
-_MERGES = ("t h", "th e", "i n", "e r", "a n", "Ġ the", "Ġ a", "o n", "in g", "Ċ Ċ", "Ã ¤", "ð Ł")
 
 
 def write_checkpoint(
@@ -56,8 +51,8 @@ def write_checkpoint(
         raise ValueError(f"vocab_size must be at least {len(tokens)}, got {config['vocab_size']}")
     ends = {"bos_token_id": tokens[BOS], "eos_token_id": [tokens[EOS], tokens[TURN_END]]}
     name = str(dtype).removeprefix("torch.")
-    _write_json(folder / "config.json", {**config, **ends, "dtype": name})
-    _write_json(folder / "generation_config.json", ends)
+    write_json(folder / "config.json", {**config, **ends, "dtype": name})
+    write_json(folder / "generation_config.json", ends)
     write_tokenizer(folder)
     _write_weights(folder, shapes, seed, shards, dtype)
     return folder
@@ -94,47 +89,4 @@ def _write_weights(
     if shards > 1:
         size = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
         index = {"metadata": {"total_size": size}, "weight_map": weight_map}
-        _write_json(folder / INDEX, index)
-
-
-def vocabulary() -> dict[str, int]:
-    """The tiny tokenizer's tokens: special ones, then 256 bytes, then a few merges."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merged = ["".join(pair.split(" ")) for pair in _MERGES]
-    fill = [f"<|extra_{i}|>" for i in range(300 - len(SPECIAL_TOKENS) - len(letters) - len(merged))]
-    return {text: i for i, text in enumerate((*SPECIAL_TOKENS, *letters, *merged, *fill))}
-
-
-def tiny_tokenizer() -> Tokenizer:
-    """A byte-level BPE tokenizer of 300 tokens, in which any text can be written."""
-    vocab = vocabulary()
-    merges = [(left, right) for left, right in (pair.split(" ") for pair in _MERGES)]
-    tokenizer = Tokenizer(BPE(vocab, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    markup = [text for text in vocab if text.startswith("<|")]
-    tokenizer.add_special_tokens(_added(markup, special=True))
-    tokenizer.add_tokens(_added(SPECIAL_TOKENS[4:], special=False))
-    return tokenizer
-
-
-def _added(texts: Iterable[str], *, special: bool) -> list[AddedToken]:
-    return [AddedToken(text, special=special, normalized=False) for text in texts]
-
-
-def write_tokenizer(folder: Path) -> None:
-    """tokenizer.json, tokenizer_config.json and chat_template.jinja."""
-    tiny_tokenizer().save(str(folder / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": BOS,
-        "eos_token": TURN_END,
-        "pad_token": EOS,
-        "clean_up_tokenization_spaces": False,
-    }
-    _write_json(folder / "tokenizer_config.json", config)
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-
-
-def _write_json(file: Path, value: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / INDEX, index)
