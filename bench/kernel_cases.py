@@ -1,10 +1,12 @@
 """What bench/kernels.py times: the ops at the shapes of one GLM-5 rank (TP 8) and of Llama 8B."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
+from choice_cases import sampling_cases, topk_cases
+from kernel_case import BF16, GPU, Calls, Case, backend, sets, source
 
 from detour.ops.attention import AttentionShape, attention, make_batch
 from detour.ops.attention import triton as attention_triton
@@ -12,8 +14,6 @@ from detour.ops.index_key import index_key, index_query
 from detour.ops.index_scores import index_scores
 from detour.ops.index_scores import make_inputs as score_inputs
 from detour.ops.index_scores import triton as scores_triton
-from detour.ops.index_topk import index_topk
-from detour.ops.index_topk import make_inputs as topk_inputs
 from detour.ops.kv_layout import grouped_query, index_keys_fp8, latent, latent_fp8_packed
 from detour.ops.latent_write import latent_write
 from detour.ops.mla import LatentShape, dense_mla, make_cache, sparse_mla
@@ -22,39 +22,9 @@ from detour.ops.mla import triton as mla_triton
 from detour.ops.moe_nvfp4 import make_inputs as moe_inputs
 from detour.ops.moe_nvfp4 import triton as moe_triton
 from detour.ops.norm import add_rms_norm, rms_norm
-from detour.ops.op import Op
 from detour.ops.rope import rope
 from detour.ops.routing import RoutingRule, routing
 from detour.ops.silu_mul import silu_mul
-
-GPU = torch.device("cuda")
-BF16 = torch.bfloat16
-L2_BYTES = 60e6
-Calls = list[Callable[[], Any]]
-
-
-@dataclass(frozen=True)
-class Case:
-    op: str
-    backend: str
-    shape: str
-    bytes: float  # that must move once
-    operations: float  # on real rows
-    make: Callable[[], Calls]  # one call per set of inputs
-
-
-def source(seed: int = 0) -> torch.Generator:
-    return torch.Generator(GPU).manual_seed(seed)
-
-
-def backend(op: Op, name: str = "triton") -> Callable[..., Any]:
-    op.discover()
-    return op.backends[name].run if name != "reference" else op.reference.run
-
-
-def sets(size: float) -> int:
-    """How many input sets of `size` bytes exceed the cache twice."""
-    return max(1, min(64, int(2 * L2_BYTES / max(size, 1)) + 1))
 
 
 def experts_cases(variants: bool) -> Iterator[Case]:
@@ -239,22 +209,6 @@ def indexer_cases(variants: bool) -> Iterator[Case]:
 
             yield Case("index_scores", name, f"T={tokens} x {length}", size, work, make)
         made.clear()
-    for tokens, length in ((64, 8192), (64, 32768), (64, 65536)):
-        size = tokens * (length + 2048) * 4
-        tried = {"triton": backend(index_topk), "torch.topk": torch_topk}
-        for name, run in tried.items():
-
-            def make(tokens=tokens, length=length, run=run) -> Calls:  # type: ignore[no-untyped-def]
-                inputs = [
-                    topk_inputs([length] * tokens, length, 2048, 64, GPU, seed) for seed in range(8)
-                ]
-                return [lambda a=a: run(*a) for a in inputs]
-
-            yield Case("index_topk", name, f"T={tokens} x {length}", size, 0, make)
-
-
-def torch_topk(scores, lengths, rows, table, page_size, top_k):  # type: ignore[no-untyped-def]
-    return scores.topk(top_k, sorted=False)
 
 
 def score_call(how, batch, layout, q, weight, cache):  # type: ignore[no-untyped-def]
@@ -375,6 +329,8 @@ def gemm_cases(variants: bool) -> Iterator[Case]:
     """What cuBLAS reaches on the projections of a layer."""
     shapes = {"q_a+kv_a+index": (6144, 2784), "q_b+index q": (2048, 6144), "o": (2048, 6144)}
     shapes |= {"shared up": (6144, 512), "router": (6144, 256)}
+    shapes |= {"8B qkv": (4096, 6144), "8B o": (4096, 4096), "8B gate+up": (4096, 28672)}
+    shapes |= {"8B down": (14336, 4096), "8B head": (4096, 128256)}
     for name, (k, n) in shapes.items():
         for tokens in (1, 64, 512):
 
@@ -398,7 +354,7 @@ def copy_case(variants: bool) -> Iterator[Case]:
 
 def cases(variants: bool) -> Iterator[Case]:
     for part in (
-        copy_case, experts_cases, sparse_cases, dense_cases, indexer_cases, attention_cases,
-        small_cases, gemm_cases,
+        copy_case, experts_cases, sparse_cases, dense_cases, indexer_cases, topk_cases,
+        attention_cases, small_cases, gemm_cases, sampling_cases,
     ):  # fmt: skip
         yield from part(variants)

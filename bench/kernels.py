@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from kernel_cases import Case, cases
+from kernel_case import Case
+from kernel_cases import cases
 
 TERABYTES = 4.3e12
 TERAFLOPS = 788e12

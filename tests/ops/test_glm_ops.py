@@ -73,14 +73,15 @@ def test_scores_of_rows_of_different_lengths(device: str):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("segment", [32, 64, 128])
-def test_selection_does_not_depend_on_segments(segment: int, device: str):
+@pytest.mark.parametrize(("segment", "chunk"), [(32, 32), (64, 32), (128, 64), (128, 128)])
+def test_selection_does_not_depend_on_segments(segment: int, chunk: int, device: str):
     """Ties across segments included: every third row of the inputs is full of them."""
     index_topk.discover()
-    launch = index_topk.backends["triton"].run.__globals__["launch"]
+    names = index_topk.backends["triton"].run.__globals__
     lengths = [128, 17, 100, 33, 0]
     arguments = topk_inputs(lengths, 128, 16, 16, torch.device(device), segment)
-    slots, counts = launch(segment, *arguments)
+    cut = names["Cut"](segment, chunk)
+    slots, counts = names["launch"](cut, *arguments)
     expected_slots, expected_counts = index_topk.reference.run(*arguments)
     assert torch.equal(slots, expected_slots)
     assert torch.equal(counts, expected_counts)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from detour.engine.plan import Admitted, StepPlan
+from detour.ops.sampling import draw, greedy
 from detour.ops.sampling.noise import row_keys, token_numbers
 from detour.sampling_params import SamplingParams
 from detour.worker.sampler import Sampler
@@ -34,8 +35,9 @@ def test_noise_has_the_same_bits_on_both():
     assert torch.equal(here, there.cpu())
 
 
-def sampled(device: torch.device, steps: int) -> list[list[int]]:
-    sampler = Sampler(ROWS, VOCAB, device, (0, 2))
+def sampled(device: torch.device, steps: int, backend: str) -> list[list[int]]:
+    ways = [op.discover()[backend].run for op in (draw, greedy)]
+    sampler = Sampler(ROWS, VOCAB, device, (0, 2), *ways)
     sampler.admit(
         [
             Admitted(
@@ -68,5 +70,7 @@ def sampled(device: torch.device, steps: int) -> list[list[int]]:
     return found
 
 
-def test_the_same_tokens_without_waiting():
-    assert sampled(torch.device("cuda"), 6) == sampled(torch.device("cpu"), 6)
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+def test_the_same_tokens_without_waiting(backend: str):
+    there = sampled(torch.device("cuda"), 6, backend)
+    assert there == sampled(torch.device("cpu"), 6, "reference")

@@ -1,61 +1,106 @@
-"""Triton backend of index_topk: a binary search for the k-th largest score, scores in registers.
+"""Triton backend of index_topk: a search for the k-th largest score, scores in registers.
 
-A row of up to SEGMENT scores is one program's: it holds the scores as ordered integers, finds the
-k-th largest bit by bit (a count over the row each time, at most 32), and writes what lies above it
-and the first of what equals it. Longer rows are cut into segments whose own best k are candidates
-for a second launch. No sort, no atomics: the same set every time.
+A row of up to Cut.segment scores is one program's: it holds the scores as ordered integers, finds the
+k-th largest by counting the row against one guess after the other, and writes what lies above it
+and the first of what equals it. Longer rows are cut into segments whose own best k
+are candidates for a second launch. No sort, no atomics: the same set every time.
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from detour.ops.device import Device, probe
+from detour.ops.device import Device
 from detour.ops.index_topk import index_topk
 from detour.ops.op import Need
 from detour.ops.triton_device import triton_reasons
 
-SEGMENT = 32768
-SMALL_SEGMENT = 8192  # where there are too few rows to keep the device busy
+
+@dataclass(frozen=True)
+class Cut:
+    """How rows are shared out: scores a program holds, how many it writes at a time, and how many
+    a warp holds (of 32 lanes)."""
+
+    segment: int = 32768
+    chunk: int = 4096
+    warp: int = 1024
+
+
+NONE: tl.constexpr = tl.constexpr(-2147483648)  # below the key of every score
 
 
 @triton.jit
 def ordered(scores):
-    """Integers that compare as the scores do; 0.0 and -0.0 alike, 0 below all of them."""
-    bits = (scores + 0.0).to(tl.uint32, bitcast=True)
-    return tl.where(bits >> 31 == 1, ~bits, bits | 0x80000000)
+    """int32 keys that compare as the scores do; 0.0 and -0.0 alike."""
+    bits = (scores + 0.0).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def threshold(keys, top_k):
-    """(t, c): at least top_k keys are >= t > 0; c of them are. Ends early once exactly top_k are."""
-    found = tl.zeros((), tl.uint32)
-    count = tl.full((), 2147483647, tl.int32)
-    bit = 31
-    while (bit >= 0) & (count != top_k):
-        trial = found | (tl.full((), 1, tl.uint32) << bit.to(tl.uint32))
-        above = tl.sum((keys >= trial).to(tl.int32), 0)
-        take = above >= top_k
-        found = tl.where(take, trial, found)
-        count = tl.where(take, above, count)
-        bit -= 1
-    return found
+def threshold(keys, top_k, have):
+    """t: fewer than top_k keys are above it, at least top_k are not below it.
+
+    The range [low, high) of t shrinks by interpolation on the counts at its ends, by halves every
+    third step; it ends where exactly top_k keys are >= low, or (ties) where low is a key that the
+    top_k-th equals. About 13 counts for continuous scores, where halving alone takes 22.
+    """
+    low = tl.min(tl.where(keys == NONE, 2147483647, keys), 0).to(tl.int64)
+    high = tl.max(keys, 0).to(tl.int64) + 1
+    at_low = have
+    at_high = have * 0
+    step = have * 0
+    while (high - low > 1) & (at_low != top_k):
+        step += 1
+        part = (at_low - top_k + 0.5) / (at_low - at_high).to(tl.float32)
+        part = tl.where(step % 3 == 0, 0.5, part)
+        trial = low + ((high - low).to(tl.float32) * part).to(tl.int64)
+        trial = tl.minimum(tl.maximum(trial, low + 1), high - 1)
+        count = tl.sum((keys >= trial.to(tl.int32)).to(tl.int32), 0)
+        take = count >= top_k
+        low = tl.where(take, trial, low)
+        at_low = tl.where(take, count, at_low)
+        high = tl.where(take, high, trial)
+        at_high = tl.where(take, at_high, count)
+        if step % 8 == 0:
+            least = tl.min(tl.where(keys >= low.to(tl.int32), keys, 2147483647), 0)
+            above = tl.sum((keys > least).to(tl.int32), 0)
+            low = least.to(tl.int64)
+            high = tl.where(above < top_k, low + 1, high)
+    return low.to(tl.int32)
+
+
+@triton.jit
+def read_keys(
+    scores, best, token, begin, length, total, columns,
+    COUNT: tl.constexpr, FIRST: tl.constexpr,
+):  # fmt: skip
+    """Keys [begin, begin + COUNT) of the row's scores (FIRST) or of its `total` candidates."""
+    at = begin + tl.arange(0, COUNT)
+    if FIRST:
+        inside = at < length
+        keys = ordered(tl.load(scores + token * columns + at, mask=inside, other=0.0))
+        return tl.where(inside, keys, NONE)
+    return tl.load(best + token * total + at, mask=at < total, other=NONE)
 
 
 @triton.jit
 def select(
     scores, positions, lengths, row_of_token, table, slots, counts, best, best_at,
     columns, table_stride, top_k, parts,
-    BLOCK: tl.constexpr, TOP_P: tl.constexpr, PAGE: tl.constexpr, FIRST: tl.constexpr,
-    LAST: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, TOP_P: tl.constexpr, PAGE: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """One segment of one token's scores. FIRST reads scores, else candidates of `parts` segments;
-    LAST writes slots, else candidates (ordered keys and positions, 0 and -1 where there are none)."""
+    LAST writes slots, else candidates (keys and positions, NONE and -1 where there are none).
+
+    All keys are held while their level is searched, then read again, CHUNK at a time, so that a
+    thread's registers hold no more than its keys."""
     token = tl.program_id(0).to(tl.int64)
     segment = tl.program_id(1)
     length = tl.load(lengths + token)
-    at = tl.arange(0, BLOCK)
     if LAST:
         row = tl.load(row_of_token + token)
         places = table + row * table_stride
@@ -66,40 +111,49 @@ def select(
             slot = tl.where(j < length, page * PAGE + j % PAGE, -1)
             tl.store(slots + token * top_k + j, slot, mask=j < top_k)
             return
-    if FIRST:
-        where = segment * BLOCK + at
-        inside = where < length
-        keys = ordered(tl.load(scores + token * columns + where, mask=inside, other=0.0))
-        keys = tl.where(inside, keys, 0)
-        have = tl.minimum(tl.maximum(length - segment * BLOCK, 0), BLOCK)
-    else:
-        inside = at < parts * top_k
-        keys = tl.load(best + token * parts * top_k + at, mask=inside, other=0)
-        where = tl.load(best_at + token * parts * top_k + at, mask=inside, other=-1)
-        have = tl.minimum(length, parts * top_k)
+    begin = segment * BLOCK
+    total = parts * top_k
+    have = tl.minimum(tl.maximum(length - begin, 0), BLOCK) if FIRST else tl.minimum(length, total)
     wanted = tl.minimum(top_k, have)
-    level = tl.zeros((), tl.uint32)
+    level = wanted * 0 + NONE
+    spare = wanted * 0
     if have > wanted:
-        level = threshold(keys, wanted)
-    higher = (keys > level).to(tl.int32)
-    equal = ((keys == level) & (keys > 0)).to(tl.int32)
-    # both counts in one scan: a segment holds fewer than 2 ** 16 of either
-    scanned = tl.cumsum(higher + (equal << 16), 0)
-    spare = wanted - tl.sum(higher, 0)
-    above_before = (scanned & 0xFFFF) - higher
-    equal_before = ((scanned >> 16) & 0xFFFF) - equal
-    chosen = (higher == 1) | ((equal == 1) & (equal_before < spare))
-    place = above_before + tl.minimum(equal_before, spare)
-    if LAST:
-        page = tl.load(places + where // PAGE, mask=chosen, other=0)
-        tl.store(slots + token * top_k + place, page * PAGE + where % PAGE, mask=chosen)
-    else:
+        keys = read_keys(scores, best, token, begin, length, total, columns, BLOCK, FIRST)
+        level = threshold(keys, wanted, have)
+        spare = wanted - tl.sum((keys > level).to(tl.int32), 0)  # of those that equal the level
+    before = wanted * 0  # chosen so far
+    alike = wanted * 0  # of them, or passed over: those that equal the level
+    for start in range(tl.cdiv(have, CHUNK) if FIRST else tl.cdiv(total, CHUNK)):
+        first = begin + start * CHUNK
+        keys = read_keys(scores, best, token, first, length, total, columns, CHUNK, FIRST)
+        at = first + tl.arange(0, CHUNK)
+        higher = (keys > level).to(tl.int32)
+        equal = ((keys == level) & (keys != NONE)).to(tl.int32)
+        # both counts in one scan: a segment holds fewer than 2 ** 16 of either
+        scanned = tl.cumsum(higher + (equal << 16), 0)
+        sums = tl.sum(higher + (equal << 16), 0)
+        above = (scanned & 0xFFFF) - higher
+        same = ((scanned >> 16) & 0xFFFF) - equal + alike
+        chosen = (higher == 1) | ((equal == 1) & (same < spare))
+        place = before + above + tl.minimum(same, spare) - tl.minimum(alike, spare)
+        before += (sums & 0xFFFF) + tl.minimum(alike + ((sums >> 16) & 0xFFFF), spare)
+        before -= tl.minimum(alike, spare)
+        alike += (sums >> 16) & 0xFFFF
+        where = at
+        if not FIRST:
+            where = tl.load(positions + token * total + at, mask=chosen, other=0)
+        if LAST:
+            page = tl.load(places + where // PAGE, mask=chosen, other=0)
+            tl.store(slots + token * top_k + place, page * PAGE + where % PAGE, mask=chosen)
+        else:
+            base = (token * parts + segment) * top_k
+            tl.store(best + base + place, keys, mask=chosen)
+            tl.store(best_at + base + place, where, mask=chosen)
+    if not LAST:
         base = (token * parts + segment) * top_k
-        tl.store(best + base + place, keys, mask=chosen)
-        tl.store(best_at + base + place, where, mask=chosen)
         j = tl.arange(0, TOP_P)
         rest = (j >= wanted) & (j < top_k)
-        tl.store(best + base + j, tl.zeros((TOP_P,), tl.uint32), mask=rest)
+        tl.store(best + base + j, tl.full((TOP_P,), NONE, tl.int32), mask=rest)
         tl.store(best_at + base + j, tl.full((TOP_P,), -1, tl.int32), mask=rest)
 
 
@@ -111,16 +165,16 @@ def reasons(device: Device, need: Need) -> list[str]:
 
 
 def launch(
-    segment: int, scores: Tensor, lengths: Tensor, row_of_token: Tensor, page_table: Tensor,
+    cut: Cut, scores: Tensor, lengths: Tensor, row_of_token: Tensor, page_table: Tensor,
     page_size: int, top_k: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     tokens, columns = scores.shape
     device = scores.device
     slots = torch.empty(tokens, top_k, dtype=torch.int32, device=device)
     counts = torch.empty(tokens, dtype=torch.int32, device=device)
-    parts = max(1, triton.cdiv(columns, segment))
+    parts = max(1, triton.cdiv(columns, cut.segment))
     size = (tokens, parts if parts > 1 else 0, top_k)
-    best = torch.empty(size, dtype=torch.uint32, device=device)
+    best = torch.empty(size, dtype=torch.int32, device=device)
     best_at = torch.empty(size, dtype=torch.int32, device=device)
     top_p = triton.next_power_of_2(top_k)
 
@@ -128,8 +182,8 @@ def launch(
         select[(tokens, segments)](
             scores, best_at, lengths, row_of_token, page_table, slots, counts, best, best_at,
             columns, page_table.stride(0), top_k, parts,
-            BLOCK=block, TOP_P=top_p, PAGE=page_size, FIRST=first, LAST=last,
-            num_warps=min(32, max(4, block // 1024)),
+            BLOCK=block, CHUNK=min(block, cut.chunk), TOP_P=top_p, PAGE=page_size,
+            FIRST=first, LAST=last, num_warps=min(32, max(4, block // cut.warp)),
         )  # fmt: skip
 
     if not tokens:
@@ -137,7 +191,7 @@ def launch(
     if parts == 1:
         go(max(32, triton.next_power_of_2(columns)), 1, True, True)
     else:
-        go(segment, parts, True, False)
+        go(cut.segment, parts, True, False)
         go(triton.next_power_of_2(parts * top_k), 1, False, True)
     return slots, counts
 
@@ -151,8 +205,4 @@ def run(
     page_size: int,
     top_k: int,
 ) -> tuple[Tensor, Tensor]:
-    tokens, columns = scores.shape
-    pieces = triton.cdiv(columns, SMALL_SEGMENT)
-    spare = tokens * pieces <= 4 * probe(str(scores.device)).multiprocessors
-    segment = SMALL_SEGMENT if spare and pieces * top_k <= SEGMENT else SEGMENT
-    return launch(segment, scores, lengths, row_of_token, page_table, page_size, top_k)
+    return launch(Cut(), scores, lengths, row_of_token, page_table, page_size, top_k)

@@ -31,9 +31,15 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def _inputs(device: torch.device) -> Iterator[tuple[Need, tuple[Any, ...]]]:
     source = torch.Generator().manual_seed(7)
-    shapes = ((1, 50, 0), (5, 1000, 0), (9, 3001, 40), (6, 777, 777), (33, 4096, 100))
-    for rows, vocab, width in shapes:
+    shapes = [(1, 50, 0), (5, 1000, 0), (9, 3001, 40), (6, 777, 777), (33, 4096, 100)]
+    shapes += [(7, 1500, 1500), (5, 900, 30)]
+    if device.type == "cuda":
+        shapes += [(6, 128_256, 128_256), (40, 151_552, 50), (5, 128_256, 0), (3, 154_880, 154_880)]
+    for number, (rows, vocab, width) in enumerate(shapes):
         logits = torch.randn(rows, vocab, generator=source) * 4
+        if number >= 5:  # ties, as of bfloat16 products, and tokens that must never come
+            logits = logits.bfloat16().float()
+            logits[1::2, ::3] = -torch.inf
         some = torch.rand(rows, generator=source)
         top_k = torch.full((rows,), vocab)
         top_p = torch.ones(rows)
