@@ -199,4 +199,4 @@ def graph_bytes(graphs: DecodeGraphs, sizes: Sequence[int], device: torch.device
     graphs.captured.clear()
     torch.cuda.empty_cache()
     taken = [one - other for one, other in zip(free, free[1:], strict=False)]
-    return taken[0] + max(taken[-1], 2 << 20) * (len(sizes) - 1) if taken else 0
+    return max(taken[0], 0) + max(taken[-1], 2 << 20) * (len(sizes) - 1) if taken else 0
