@@ -87,6 +87,7 @@ def _shapes(device: torch.device) -> Iterator[tuple[Need, LatentShape, torch.dty
     kinds = [(torch.float32, latent(torch.float32, 64, 16), 4, 64, 16)]
     kinds += [(torch.float16, latent_fp8_packed(128, 16), 8, 128, 16)]
     kinds += [(torch.bfloat16, latent_fp8_packed(512, 64), 8, 512, 64)]
+    kinds += [(torch.float32, latent(torch.bfloat16, 64, 16), 4, 64, 16)]
     if device.type == "cuda":
         kinds += [(torch.bfloat16, latent(torch.bfloat16, 512, 64), 8, 512, 64)]
     for dtype, layout, heads, rank, rope in kinds:

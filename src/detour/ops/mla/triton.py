@@ -26,6 +26,8 @@ def reasons(device: Device, need: Need) -> list[str]:
         found.append(f"it reads {' and '.join(LAYOUTS)} rows, not {layout}")
     elif layout == "latent_fp8_packed" and need["dtype"] == torch.float32:
         found.append("it reads packed rows as float16, which float32 queries would feel")
+    elif layout == "latent" and need["layout"].dtype != need["dtype"]:
+        found.append(f"the cache is {need['layout'].dtype}, the queries are {need['dtype']}")
     rank, rope = need["rank"], need["rope"]
     ranks = (16, 32, 64, 128, 256, 512)
     if rank not in ranks or rope not in ranks[:4]:
