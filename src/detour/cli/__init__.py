@@ -18,6 +18,7 @@ COMMANDS = {
     "generate": ("detour.cli.generate", "continue prompts of a file, without a server"),
     "bench": ("detour.cli.bench", "put load on a server and measure it"),
     "show": ("detour.cli.show", "show config, backends, memory or flags"),
+    "quantize": ("detour.cli.quantize", "make a checkpoint with NVFP4 or FP8 weights"),
     "fetch": ("detour.cli.fetch", "download a model and print where it lies"),
 }
 
