@@ -5,10 +5,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 from tiny import write_tiny
+from tiny_glm import write_tiny_glm
 
 from detour.errors import ConfigError
 from detour.layers.attention import GroupedQueryAttention
 from detour.layers.embedding import Embedding
+from detour.layers.indexer import Indexer, IndexSizes
+from detour.layers.mla import LatentAttention, LatentSizes
 from detour.layers.mlp import GatedMLP
 from detour.layers.moe import Mixture, MixtureOfExperts
 from detour.layers.weight import Site
@@ -50,10 +53,11 @@ def sum_over_ranks(folder, size: int, build, *arguments) -> torch.Tensor:
 
 
 def run(layer, x):
-    if not isinstance(layer, GroupedQueryAttention):
+    if not isinstance(layer, GroupedQueryAttention | LatentAttention):
         return layer(x)
     batch = make_batch([(0, len(x))], 4, CPU, torch.Generator().manual_seed(1))
-    angles = torch.ones(len(x), 4).cumsum(0) / torch.arange(1, 5)
+    turned = 16 if isinstance(layer, LatentAttention) else 8
+    angles = torch.ones(len(x), turned // 2).cumsum(0) / torch.arange(1, turned // 2 + 1)
     kv = KVCache([layer.layouts], int(batch.page_table.max()) + 1, 4, CPU).layers[0]
     return layer(x, (angles.cos(), angles.sin()), batch, layer.plan(batch), kv)[0]
 
@@ -79,6 +83,20 @@ def experts(one: Site) -> MixtureOfExperts:
     return MixtureOfExperts(one, "model.layers.0.mlp", 32, Mixture(8, 16, RoutingRule(2)))
 
 
+def latent_attention(one: Site) -> LatentAttention:
+    """Heads are shared; latents, index keys and what is selected are the same on every rank."""
+    name = "model.layers.1.self_attn"
+    index = IndexSizes(heads=16, width=32, rope=16, top_k=16, interleaved=True)
+    sizes = LatentSizes(4, 24, 16, 32, 32, 48, 40**-0.5, True, 1e-5, False)
+    indexer = Indexer(one, f"{name}.indexer", (64, 48), index, torch.float32)
+    return LatentAttention(one, name, 64, sizes, torch.float32, (indexer,))
+
+
+def corrected_experts(one: Site) -> MixtureOfExperts:
+    mixture = Mixture(8, 32, RoutingRule(3, "sigmoid", scale=2.5), corrected=True, shared_width=32)
+    return MixtureOfExperts(one, "model.layers.1.mlp", 64, mixture)
+
+
 BIASED = {"attention_bias": True, "mlp_bias": True}
 MOE = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2}
 MOE |= {"moe_intermediate_size": 16}
@@ -91,6 +109,15 @@ def test_ranks_add_up_to_the_whole(tmp_path, build, changes):
     """Four ranks share two kv heads as well: each is repeated on two of them."""
     folder = write_tiny(tmp_path, **changes)
     x = torch.randn(9, 32, generator=torch.Generator().manual_seed(2))
+    whole = sum_over_ranks(folder, 1, build, x)
+    for size in (2, 4):
+        assert torch.allclose(sum_over_ranks(folder, size, build, x), whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("build", [latent_attention, corrected_experts])
+def test_ranks_add_up_to_the_whole_of_a_sparse_model(tmp_path, build):
+    folder = write_tiny_glm(tmp_path)
+    x = torch.randn(40, 64, generator=torch.Generator().manual_seed(2))
     whole = sum_over_ranks(folder, 1, build, x)
     for size in (2, 4):
         assert torch.allclose(sum_over_ranks(folder, size, build, x), whole, atol=1e-5)

@@ -60,6 +60,9 @@ class Routes:
 
     def _choose(self, op: Op, need: Need) -> Route:
         found = op.discover()
+        # An op is its reference: what that does not take, no backend is asked for.
+        if refused := op.reference.reasons(self.device, need):
+            raise ConfigError(f"{op.name} cannot be computed as asked: {'; '.join(refused)}.")
         lost = {name: [reason] for name, reason in op.missing.items()}
         able = []
         for backend in found.values():
@@ -68,9 +71,6 @@ class Routes:
                 lost[backend.name] = reasons
             else:
                 able.append(backend)
-        if not able:
-            why = "; ".join(f"{name}: {reason}" for name, (reason, *_) in lost.items())
-            raise ConfigError(f"{op.name} cannot be computed here as asked ({why}).")
         wish = self.wishes.get(op.name, "")
         able.sort(key=lambda backend: (backend.name == wish, backend.rank), reverse=True)
         route = Route(op, able, lost)

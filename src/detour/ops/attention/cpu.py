@@ -16,7 +16,7 @@ from torch.nn import functional
 from detour.ops.attention import AttentionShape, attention
 from detour.ops.batch import Batch
 from detour.ops.device import Device
-from detour.ops.op import Need, takes
+from detour.ops.op import Need
 
 FEW = 16  # tokens of a row that is computed together with others
 PART = 256  # tokens of a long row that are computed at a time
@@ -122,8 +122,7 @@ def slots_of(batch: Batch, rows: NDArray[np.int64], length: int) -> Tensor:
 
 
 def _reasons(device: Device, need: Need) -> list[str]:
-    found = ["it computes on the CPU"] if device.is_cuda else []
-    return found + takes("grouped_query")(device, need)
+    return ["it computes on the CPU"] if device.is_cuda else []
 
 
 @attention.backend("cpu", reasons=_reasons, plan=_plan, rank=1)

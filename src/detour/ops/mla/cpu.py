@@ -13,7 +13,7 @@ from torch import Tensor
 from detour.ops.attention.cpu import LongRow, alike, slots_of
 from detour.ops.batch import Batch
 from detour.ops.device import Device
-from detour.ops.mla import LatentShape, attend, dense_mla, rows_of, unpack_latent
+from detour.ops.mla import LatentShape, attend, dense_mla, unpack_latent
 from detour.ops.op import Need
 
 PART = 64  # tokens of a long row that are computed at a time
@@ -54,8 +54,7 @@ def _groups(batch: Batch, token_bytes: int, first: np.ndarray) -> Iterator[Toget
 
 
 def _reasons(device: Device, need: Need) -> list[str]:
-    found = ["it computes on the CPU"] if device.is_cuda else []
-    return found + rows_of(device, need)
+    return ["it computes on the CPU"] if device.is_cuda else []
 
 
 @dense_mla.backend("cpu", reasons=_reasons, plan=_plan, rank=1)
