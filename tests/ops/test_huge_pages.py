@@ -1,8 +1,12 @@
 """Settled memory: copies that are right, aligned, and side by side."""
 
+import sys
+
+import psutil
+import pytest
 import torch
 
-from detour.ops.huge_pages import ALIGNMENT, CHUNK, ask_huge, settle
+from detour.ops.huge_pages import ALIGNMENT, CHUNK, settle, zeros
 
 
 def test_settled_tensors_are_copies_side_by_side():
@@ -19,8 +23,20 @@ def test_a_piece_larger_than_a_chunk_settles_alone():
     assert torch.equal(settle(large), large)
 
 
-def test_asking_changes_no_number():
-    rows = torch.randn(1 << 20)
-    kept = rows.clone()
-    assert ask_huge(rows) is rows
-    assert torch.equal(rows, kept)
+def test_zeros_are_zeros_and_writable():
+    for dtype, shape in ((torch.float32, (3, 7)), (torch.bfloat16, (1200, 1000))):
+        made = zeros(shape, dtype)
+        assert made.shape == shape
+        assert made.dtype == dtype
+        assert not made.any()
+        made[1] = 2
+        assert made.sum(dtype=torch.float64) == 2 * shape[1]
+
+
+def test_zeros_take_no_memory_before_they_are_written():
+    if sys.platform != "linux":
+        pytest.skip("only Linux hands out untouched memory so")
+    before = psutil.Process().memory_info().rss
+    kept = zeros((512 << 20,), torch.uint8)
+    assert psutil.Process().memory_info().rss - before < 64 << 20
+    assert kept[-1] == 0

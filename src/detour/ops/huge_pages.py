@@ -5,11 +5,11 @@ With 4 KB pages a step over 100 MB makes 25,000 address translations, most of th
 (Documentation/admin-guide/mm/transhuge.rst); elsewhere these are ordinary allocations.
 """
 
-import ctypes
+import contextlib
+import math
 import mmap
 import sys
 import threading
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -22,24 +22,15 @@ _cutting = threading.Lock()
 _chunk = torch.empty(0, dtype=torch.uint8)  # what is left of the last one
 
 
-@cache
-def _advise() -> ctypes._CFuncPtr | None:
-    """madvise, where there is one."""
-    if sys.platform != "linux":
-        return None
-    call = ctypes.CDLL(None).madvise
-    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return call
-
-
-def ask_huge(tensor: Tensor) -> Tensor:
-    """The tensor itself; its untouched memory will come in huge pages. On a GPU nothing is done."""
-    call = _advise()
-    if call is not None and tensor.device.type == "cpu" and tensor.nbytes >= HUGE:
-        first = tensor.data_ptr() & -mmap.PAGESIZE
-        end = tensor.data_ptr() + tensor.nbytes & -mmap.PAGESIZE
-        call(first, end - first, mmap.MADV_HUGEPAGE)  # advice: a refusal changes nothing
-    return tensor
+def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros on the CPU, contiguous. What is never written takes no memory."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < HUGE or sys.platform != "linux":
+        return torch.zeros(shape, dtype=dtype)
+    block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them: ordinary pages
+        block.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(block, dtype=torch.uint8).view(dtype).view(shape)
 
 
 def settle(tensor: Tensor) -> Tensor:
@@ -49,6 +40,6 @@ def settle(tensor: Tensor) -> Tensor:
     size = -(-len(flat) // ALIGNMENT) * ALIGNMENT
     with _cutting:
         if size > len(_chunk):
-            _chunk = ask_huge(torch.empty(max(CHUNK, size), dtype=torch.uint8))
+            _chunk = zeros((max(CHUNK, size),), torch.uint8)
         place, _chunk = _chunk[: len(flat)], _chunk[size:]
     return place.copy_(flat)

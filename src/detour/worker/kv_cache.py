@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from detour.errors import ConfigError
-from detour.ops.huge_pages import ask_huge
+from detour.ops import huge_pages
 from detour.ops.kv_layout import KVLayout
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,9 @@ class KVCache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return ask_huge(torch.empty(shape, dtype=dtype, device=device)).zero_()
+    if device.type == "cpu":
+        return huge_pages.zeros(shape, dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _shape(layout: KVLayout, num_pages: int, page_size: int) -> tuple[int, ...]:
