@@ -95,8 +95,11 @@ def chosen_for(config: Config) -> Chosen:
     return ON_GPU if choose_device(config.device).is_cuda else ON_CPU
 
 
-def worker_settings(config: Config, model: Path, seed: int) -> WorkerSettings:
-    chosen = chosen_for(config)
+def worker_settings(
+    config: Config, model: Path, seed: int, chosen: Chosen | None = None
+) -> WorkerSettings:
+    """chosen: for a device that is not this machine's."""
+    chosen = chosen or chosen_for(config)
     slots = config.max_running_requests or chosen.sequences
     chunk = config.chunked_prefill_size or chosen.chunk
     most = min(config.cuda_graph_max_bs or slots, slots)

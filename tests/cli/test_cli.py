@@ -7,6 +7,7 @@ import sys
 import httpx
 import pytest
 import yaml
+from tiny_glm import MODELS
 
 from detour.cli import COMMANDS, main
 from detour.cli.chat import Conversation
@@ -147,3 +148,56 @@ def test_the_server_serves(server):
     assert reply.json()["usage"]["completion_tokens"] <= 3
     config = httpx.get(f"{server.url}/server_info", timeout=60).json()
     assert config["max_running_requests"] == 16
+
+
+@pytest.fixture
+def glm_config(tmp_path):
+    """A configuration alone, as a file of any name."""
+    file = tmp_path / "glm.json"
+    file.write_text(json.dumps(MODELS["glm5"] | {"dtype": "bfloat16"}))
+    return str(file)
+
+
+def test_doctor_needs_no_weights_and_no_such_device(capsys, glm_config):
+    words = ["doctor", glm_config, "--gpu", "h200", "--kv-cache-dtype", "fp8_e4m3"]
+    status, out, err = run(capsys, *words, "--concurrency", "2", "32", "--mean-context", "100")
+    assert (status, err) == (0, "")
+    for part in ("routed experts", "indexer", "KV of a token", "sparse_mla", "Bound of a decode"):
+        assert part in out
+    assert out.rstrip().endswith("It would serve.")
+
+
+def test_doctor_says_what_has_to_be_changed(capsys, glm_config):
+    status, out, _ = run(
+        capsys, "doctor", glm_config, "--gpu", "h200", "--context-length", "9999", "--tp", "2",
+        "--schedule-policy", "lpm", "--disable-radix-cache", "--attention-backend", "triton",
+    )  # fmt: skip
+    said = " ".join(out.partition("To be changed:")[2].split())
+    assert status == 1
+    assert "- --context-length is 9999, but the model is made for 1024 tokens" in said
+    assert "- --tp 2: one device is used" in said
+    wrong, _, odd = said.partition("To know:")
+    assert "lpm orders requests by their cached prefixes" in odd
+    assert "attention, an op that glm_moe_dsa does not use" in odd and "would serve" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--tp", "3"], "detour doctor: 320 vocabulary entries cannot be shared by 3 ranks."),
+        (["--tp", "many"], "detour doctor: --tp-size takes a number of ranks, not 'many'."),
+        (["--gpu", "h2000"], "detour doctor: Argument --gpu: invalid choice: 'h2000'"),
+        (["--quantization", "fp8"], "detour doctor: --quantization fp8: "),
+    ],
+)
+def test_doctor_refuses_with_a_sentence(capsys, glm_config, words, sentence):
+    status, _, err = run(capsys, "doctor", glm_config, *words)
+    assert status != 0 and err.startswith(sentence)
+
+
+def test_show_memory_and_backends_read_no_weights(capsys, tiny_llama):
+    status, out, _ = run(capsys, "show", "memory", str(tiny_llama), "--device", "cpu")
+    assert status == 0 and "tokens that fit" in out and "dense blocks" in out
+    assert "Bound" not in out, "nothing is known of this processor's speed"
+    status, out, _ = run(capsys, "show", "backends", str(tiny_llama), "--gpu", "b200")
+    assert status == 0 and "triton" in out and "B200" in out

@@ -19,6 +19,7 @@ COMMANDS = {
     "bench": ("detour.cli.bench", "put load on a server and measure it"),
     "show": ("detour.cli.show", "show config, backends, memory or flags"),
     "quantize": ("detour.cli.quantize", "make a checkpoint with NVFP4 or FP8 weights"),
+    "doctor": ("detour.cli.doctor", "say whether a model would fit and run, without loading it"),
     "fetch": ("detour.cli.fetch", "download a model and print where it lies"),
 }
 

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 
 import yaml
 
-from detour.config.environment import read_environment
 from detour.config.parse import make_parser, parse
 from detour.config.table import markdown
-from detour.launch import model_path
 
 WHAT = {
     "config": "every option and its value, as a file for --config",
-    "backends": "per op, what can compute it here, and why the others cannot",
-    "memory": "what the model's weights and cache take, and how much fits",
+    "backends": "per op, what can compute it, and why the others cannot",
+    "memory": "what the model's weights and cache take, how much fits, how fast it could be",
     "flags": "every flag, as Markdown",
 }
 
@@ -29,14 +27,19 @@ def main(argv: Sequence[str]) -> int:
         )
         return 0 if asked_for_help else 2
     what, rest = argv[0], argv[1:]
-    parsed = parse(rest, make_parser(f"detour show {what}", WHAT[what]))
+    parser = make_parser(f"detour show {what}", WHAT[what])
+    about_model = what in ("backends", "memory")
+    if about_model:
+        target = importlib.import_module("detour.cli.target")  # loads torch
+        target.add_arguments(parser)
+    parsed = parse(rest, parser)
     for notice in parsed.notices:
         print(notice, file=sys.stderr)
     if what == "config":
         print(yaml.safe_dump(parsed.config.public_values(), sort_keys=False), end="")
     elif what == "flags":
         print(markdown(), end="")
-    else:  # these two load torch
-        path = model_path(parsed.config, read_environment())
-        importlib.import_module(f"detour.cli.show_{what}").show(parsed.config, path)
+    else:
+        show = importlib.import_module(f"detour.cli.show_{what}").show
+        show(target.read_target(parsed))
     return 0

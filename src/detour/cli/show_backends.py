@@ -1,27 +1,32 @@
-"""`detour show backends`: the routes that a model gets here. Loads the model to know them."""
+"""`detour show backends`: the routes that a model gets on a device. Loads no weights."""
 
-from pathlib import Path
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
 
-from detour.config.options import Config
-from detour.launch_engine import worker_settings
+from detour.cli.target import Target
 from detour.ops.route import Route
-from detour.worker.build import build_model
 
 
-def show(config: Config, model: Path) -> None:
-    built = build_model(worker_settings(config, model, seed=0))
-    table = Table(title=f"{model.name} on {built.site.device.name}", title_justify="left")
-    for title in ("op", "computed by", "then", "why the others cannot"):
-        table.add_column(title, overflow="fold")
-    for row in sorted(rows(built.site.routes.chosen)):
+def show(target: Target) -> None:
+    Console().print(routes_table(target))
+
+
+def routes_table(target: Target) -> Table:
+    model = target.model
+    title = f"Routes: {model.config['model_type']} on {model.device.name}"
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    if not target.here:
+        table.caption = "What a library that is missing could do is told by this machine alone."
+    for name in ("op", "computed by", "then", "why the others cannot"):
+        table.add_column(name, overflow="fold")
+    for row in sorted(rows(model.routes.chosen)):
         table.add_row(*row)
-    Console().print(table)
+    return table
 
 
-def rows(chosen: dict[tuple[str, str], Route]) -> set[tuple[str, str, str, str]]:
+def rows(chosen: Mapping[tuple[str, str], Route]) -> set[tuple[str, str, str, str]]:
     """One for each op and outcome: what serves, what stands behind it, and the reasons."""
     found = set()
     for (op, _), route in chosen.items():
