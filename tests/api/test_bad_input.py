@@ -129,7 +129,7 @@ def test_temperatures_out_of_range(server, number):
         ({"stop": [""]}, "stop"),
         ({"stop": "x" * 4097}, "stop"),
         ({"stop": [f"stop {i}" for i in range(10_000)]}, "stop"),
-        ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"timeout": -1}, "timeout"),
         ({"rid": ""}, "rid"),

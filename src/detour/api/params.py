@@ -11,7 +11,7 @@ import msgspec
 
 from detour.api.schema import NativeSampling, RequestFields
 from detour.errors import BadRequest
-from detour.sampling_params import MAX_SEED, SamplingParams
+from detour.sampling_params import MAX_SEED, MAX_TOP_LOGPROBS, SamplingParams
 
 MAX_CHOICES = 128
 
@@ -132,8 +132,10 @@ def wanted_logprobs(asked: bool, top: int | None, name: str) -> int:
         if top:
             raise BadRequest(f"{name} needs logprobs to be true.", param=name)
         return -1
-    if top is not None and top < 0:
-        raise BadRequest(f"{name} must not be negative, got {top}.", param=name)
+    if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise BadRequest(
+            f"{name} must be between 0 and {MAX_TOP_LOGPROBS}, got {top}.", param=name
+        )
     return top or 0
 
 
