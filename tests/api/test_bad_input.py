@@ -301,7 +301,7 @@ def test_error_after_the_first_token_ends_the_stream_with_an_error_event(server)
         ({"text": "a", "sampling_params": {"max_new_tokens": -1}}, "max_tokens"),
         ({"text": "a", "sampling_params": {"regex": "a"}}, "regex"),
         ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
-        ({"text": "a", "return_logprob": True, "top_logprobs_num": 99}, "logprobs"),
+        ({"text": "a", "return_logprob": True, "top_logprobs_num": 99}, "top_logprobs_num"),
         ({"text": "a", "image_data": "x"}, "image_data"),
     ],
 )
