@@ -78,6 +78,37 @@ def test_a_cut_through_a_block_is_refused(packed):
         checkpoint.read_scaled(f"{UP}.weight", columns=cut)
 
 
+@pytest.mark.parametrize(
+    ("form", "change"),
+    [
+        ("fp8-block", lambda scale: scale.bfloat16()),
+        ("fp8-block", lambda scale: scale.log2().round().exp2().to(torch.float8_e8m0fnu)),
+        ("fp8-tensor", lambda scale: scale.view(1)),
+        ("fp8-tensor", lambda scale: scale.view(1, 1).half()),
+        ("fp8-channel", lambda scale: scale.view(-1)),
+        ("fp8-channel", lambda scale: scale.float()),
+    ],
+)
+def test_scales_in_the_types_and_shapes_that_are_about(plain, tmp_path, form, change):
+    """ue8m0 is how DeepSeek's kernels want them; flat ones are older exports'."""
+    folder = pack_folder(plain, tmp_path / "x", PACKS[form])
+    name = f"{UP}.weight_scale_inv" if form == "fp8-block" else f"{UP}.weight_scale"
+    tensors = {}
+
+    def alter(all_tensors):
+        all_tensors[name] = change(all_tensors[name]).contiguous()
+        tensors.update(all_tensors)
+
+    rewrite(folder, alter)
+    scale = tensors[name].float()
+    if form == "fp8-block":
+        scale = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[:272, :160]
+    elif form == "fp8-channel":
+        scale = scale.view(-1, 1)
+    expected = tensors[f"{UP}.weight"].float() * scale
+    assert torch.equal(open_checkpoint(folder).read(f"{UP}.weight"), expected)
+
+
 def test_dtypes_decide_and_not_names(plain, tmp_path):
     """One expert-like matrix of a block is packed, its neighbour is not."""
     folder = pack_folder(plain, tmp_path / "x", PACKS["nvfp4-modelopt"], lambda m: m == UP)
