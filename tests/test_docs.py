@@ -57,7 +57,7 @@ def test_flags_and_commands_exist(paper):
     text = (ROOT / paper).read_text()
     flags = {flag for option in OPTIONS.values() for flag in (*option.flags, *option.sets)}
     flags |= {*ACCEPTED_BY_FLAG, "--config", "--url", "--input", "--slow"}
-    for own in ("bench/flags.py", "cli/target.py"):  # arguments of some commands
+    for own in ("bench/flags.py", "cli/quantize.py", "cli/target.py"):  # arguments of some commands
         flags |= set(re.findall(r'"(--[\w-]+)"', (SRC / own).read_text()))
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]+", text)) <= flags
     assert set(re.findall(r"(?:^|`)detour ([a-z]+)", text, re.MULTILINE)) <= {*COMMANDS}
