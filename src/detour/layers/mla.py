@@ -19,6 +19,7 @@ from detour.layers.weight import Piece, Site
 from detour.ops.batch import Batch
 from detour.ops.kv_layout import KVLayout, latent, latent_fp8_packed
 from detour.ops.latent_query import latent_query
+from detour.ops.latent_value import latent_value
 from detour.ops.latent_write import latent_write
 from detour.ops.mla import LatentShape, dense_mla, sparse_mla
 
@@ -73,6 +74,7 @@ class LatentAttention:
         self.indexers = indexers
         layout = latent_layout(kv_dtype, rank, rope)
         self.layouts = (layout, *(indexer.layout for indexer in indexers))
+        self.whole_until = max((indexer.sizes.top_k for indexer in indexers), default=0)
         self.shape = LatentShape(heads // share.parts, rank, rope, sizes.scale, layout)
         self._make_projections(site, name, hidden)
         # Heads below one another, each the rows that make its keys, then those of its values.
@@ -84,6 +86,8 @@ class LatentAttention:
         need = {"dtype": site.dtype, "rank": rank, "rope": rope}
         own = {**need, "heads": self.shape.heads}
         self.absorb = site.routes.route(latent_query, {**own, "plain": sizes.plain})
+        values = {"dtype": site.dtype, "heads": own["heads"], "rank": rank, "width": sizes.value}
+        self.expand_values = site.routes.route(latent_value, values)
         self.write = site.routes.route(latent_write, {**need, "layout": layout})
         self.dense = site.routes.route(dense_mla, {**own, "layout": layout})
         self.sparse = site.routes.route(sparse_mla, {**own, "layout": layout})
@@ -149,4 +153,5 @@ class LatentAttention:
             latents = self.sparse(q, cache, chosen.slots, chosen.counts, self.shape)
         else:
             latents = self.dense(plan.dense, q, cache)
-        return torch.bmm(latents.transpose(0, 1), values.transpose(1, 2)).transpose(0, 1).flatten(1)
+        made: Tensor = self.expand_values(latents, values)
+        return made

@@ -37,7 +37,8 @@ def _reasons(device: Device, need: Need) -> list[str]:
     return native.dtype_reasons(device, need["dtype"])
 
 
-def plan_tasks(batch: Batch, shape: AttentionShape) -> Tasks:
+def make_tasks(batch: Batch) -> Tensor:
+    """[n, 4] int32, as Tasks has them."""
     counts = batch.counts.astype(np.int32)
     pieces = -(-counts // QUERIES)
     row = np.repeat(np.arange(len(counts), dtype=np.int32), pieces)
@@ -48,12 +49,11 @@ def plan_tasks(batch: Batch, shape: AttentionShape) -> Tasks:
     tasks[:, 2] = (batch.lengths - counts)[row] + offset
     tasks[:, 3] = np.minimum(counts[row] - offset, QUERIES)
     work = (tasks[:, 2] + tasks[:, 3]).astype(np.int64) * tasks[:, 3]
-    return Tasks(
-        shape,
-        torch.from_numpy(tasks[np.argsort(-work, kind="stable")]),
-        batch.page_table.contiguous(),
-        batch.page_size,
-    )
+    return torch.from_numpy(tasks[np.argsort(-work, kind="stable")])
+
+
+def plan_tasks(batch: Batch, shape: AttentionShape) -> Tasks:
+    return Tasks(shape, make_tasks(batch), batch.page_table.contiguous(), batch.page_size)
 
 
 @attention.backend("native", reasons=_reasons, plan=plan_tasks, rank=2)
