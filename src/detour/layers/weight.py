@@ -14,6 +14,7 @@ from torch import Tensor
 
 from detour.errors import CheckpointError
 from detour.loading.checkpoint import Checkpoint
+from detour.loading.tensors import return_freed_memory
 from detour.ops.device import Device
 from detour.ops.gemm import GROUP, GROUP_BYTES, SCALED, PackedWeight, dense, gemm
 from detour.ops.gemm_scaled import gemm_scaled, random_scaled, scale_bytes
@@ -23,6 +24,7 @@ from detour.parallel.group import WHOLE, Group, Share
 log = logging.getLogger(__name__)
 
 Index = tuple[int | slice, ...]
+LARGE = 1 << 18  # numbers of a parameter whose loading leaves memory worth giving back
 
 
 class Kinds(Protocol):
@@ -290,6 +292,8 @@ class Site:
         for parameter in sorted(self.parameters, key=lambda one: order[one.pieces[0].name]):
             parameter.load(checkpoint, self)
             parameter.prepare(self)
+            if parameter.numel > LARGE:
+                return_freed_memory()
             advance(parameter.numel)
 
     def _check(
