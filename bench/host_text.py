@@ -1,13 +1,16 @@
 """Item 9 of the host path's benchmarks: text from tokens, and tokens from text."""
 
+import re
 import tempfile
 import time
 from pathlib import Path
 
 from row import Row
 
+from detour.api.answer import Answer
 from detour.loading.tiny_tokenizer import write_tokenizer
 from detour.text.detokenizer import Detokenizer
+from detour.text.reply_parser import reply_syntax
 from detour.text.tokenizer import Tokenizer, open_tokenizer
 
 STREAMS = 1024
@@ -41,6 +44,23 @@ def push_step(tokenizer: Tokenizer, stop: tuple[str, ...]) -> float:
     return 1e3 * sorted(times)[REPEATS // 2]
 
 
+def part_step(text: str) -> float:
+    """Median CPU milliseconds of parting a word of each of the streams, GLM's marks looked for."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    syntax = reply_syntax("glm45", "glm47", "")
+    streams = [Answer(syntax.parser("<think>", tools)) for _ in range(STREAMS)]
+    words = re.findall(r"\s?\S+|\s", text)
+    for stream in streams:
+        stream.push("Well")
+    times = []
+    for step in range(REPEATS):
+        start = time.process_time()
+        for number, stream in enumerate(streams):
+            stream.push(words[(number + step) % len(words)])
+        times.append(time.process_time() - start)
+    return 1e3 * sorted(times)[REPEATS // 2]
+
+
 def encode_time(tokenizer: Tokenizer, count: int) -> float:
     """Median CPU milliseconds of encoding a text of `count` tokens that was not seen before."""
     times = []
@@ -60,5 +80,6 @@ def rows() -> list[Row]:
     return [
         Row("9. detokenise 1,024 streams, split UTF-8", push_step(tokenizer, ()), "ms", best, 1.3),
         Row("9. the same with 4 stop strings", push_step(tokenizer, STOP), "ms", "", 1.3),
+        Row("9. part 1,024 streams of thoughts", part_step(TEXT), "ms", "", 3.0),
         Row(f"9. encode 32k tokens, {kind}", encode_time(tokenizer, 32768), "ms", "119", 250.0),
     ]

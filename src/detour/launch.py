@@ -141,8 +141,11 @@ def tokenizer_of(
         return open_tokenizer(Path(folder))
 
 
-def model_path(config: Config, environment: Environment, name: str = "") -> Path:
-    """Where the model (or another that `name` gives) lies on this disk, fetched if it must be."""
+def model_path(
+    config: Config, environment: Environment, name: str = "", weights: bool = True
+) -> Path:
+    """Where the model (or another that `name` gives) lies on this disk, fetched if it must be;
+    without `weights` only the small files of a hub id."""
     cache = Path(config.cache_dir).expanduser() if config.cache_dir else environment.cache_dir
     return resolve_model(
         name or config.model,
@@ -150,6 +153,7 @@ def model_path(config: Config, environment: Environment, name: str = "") -> Path
         revision=config.revision,
         token=environment.hub_token,
         offline=environment.hub_offline,
+        weights=weights,
     )
 
 

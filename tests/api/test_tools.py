@@ -6,6 +6,7 @@ import pytest
 from fake_engine import EOS, FakeEngine, says
 from loopback import serve
 
+from detour.api.answer import Thoughts
 from detour.engine.request import unpack_ids
 from detour.text.reasoning import Thinking
 from detour.text.reply_parser import ReplySyntax, reply_syntax
@@ -276,6 +277,35 @@ def test_choices_are_parted_each_for_itself(server):
     assert reply.choices[1].message.content == "No."
     stream = list(ask(server, tools=TOOLS, n=2, stream=True))
     assert gathered(stream, 0)[2] == "tool_calls" and gathered(stream, 1)[0]["content"] == "No."
+
+
+@pytest.mark.parametrize(
+    ("ids", "inside", "count"),
+    [
+        ([5, 6, 2, 7], True, 3),
+        ([5, 6], True, 2),
+        ([1, 5, 2, 7], False, 3),
+        ([5, 2], False, 0),
+        ([], False, 0),
+        ([], True, 0),
+    ],
+)
+def test_tokens_of_thoughts(ids, inside, count):
+    assert Thoughts(opens=1, closes=2, inside=inside).count(ids) == count
+
+
+def test_usage_tells_the_tokens_of_thoughts_where_a_mark_is_a_token():
+    thinking = Thinking("<bos>", "<eos>")
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}<bos>"
+    engine = FakeEngine(lambda request, generated: [*b"hm", EOS, *b"ok!", EOS][generated])
+    for server in serve(engine, template, syntax=ReplySyntax(thinking)):
+        fields = {"max_tokens": 6, "extra_body": {"ignore_eos": True}}
+        reply = ask(server, **fields)
+        assert reply.choices[0].message.reasoning_content == "hm"
+        assert reply.usage.completion_tokens_details.reasoning_tokens == 3
+        options = {"include_usage": True}
+        stream = list(ask(server, stream=True, stream_options=options, **fields))
+        assert stream[-1].usage.completion_tokens_details.reasoning_tokens == 3
 
 
 def test_no_token_is_lost_where_some_say_nothing(server):

@@ -210,6 +210,14 @@ def test_a_hub_id_fetches_only_what_a_checkpoint_needs(asked, tmp_path):
     assert "*.safetensors" in options["allow_patterns"] and "*.bin" not in options["allow_patterns"]
 
 
+def test_small_files_will_do_where_no_weights_are_wanted(asked, tmp_path):
+    calls, answer = asked
+    (answer[0] / "config.json").write_text("{}")
+    assert resolve_model("org/name", tmp_path, weights=False) == answer[0]
+    patterns = calls[0][1]["allow_patterns"]
+    assert "*.json" in patterns and not any("safetensors" in pattern for pattern in patterns)
+
+
 def test_one_gguf_of_a_repository(asked, tmp_path):
     calls, answer = asked
     (answer[0] / "q4.gguf").write_bytes(b"GGUF")

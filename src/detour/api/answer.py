@@ -3,13 +3,32 @@ whole. Knows the parser's pieces and the shapes; nothing of HTTP.
 """
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from detour.text.reply_parser import ReplyParser
 from detour.text.scan import Piece
 
 Delta = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Thoughts:
+    """How to count the tokens of a thought: by the tokens that are its marks.
+
+    inside: the answer begins within one.
+    """
+
+    opens: int  # -1 = no token is that mark
+    closes: int
+    inside: bool
+
+    def count(self, ids: Sequence[int]) -> int:
+        """Of an answer's tokens; the mark that ends the thought is one of its own."""
+        if not self.inside and (not ids or ids[0] != self.opens):
+            return 0
+        return ids.index(self.closes) + 1 if self.closes in ids else len(ids)
 
 
 class Answer:

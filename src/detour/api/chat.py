@@ -64,17 +64,21 @@ def chat_router(front: Front) -> APIRouter:
     return router
 
 
+_NO_EXTRAS = b',"logprobs":null,"finish_reason":null}'
+
+
 class _Reply:
     """One conversation's answer, whole or in chunks."""
 
     __slots__ = (
         "_answers",
-        "_before_text",
+        "_before",
         "_head",
         "_id",
         "_model",
         "_options",
         "_role_sent",
+        "_thoughts",
         "_tokenizer",
         "_with_logprobs",
         "_with_token_ids",
@@ -92,6 +96,7 @@ class _Reply:
         self.generation = generation
         # By choice: what parts its text; None where the text is the answer as it is.
         self._answers: Sequence[Answer | None] = [talk.answer() for _ in generation.choices]
+        self._thoughts = talk.thoughts
         self._tokenizer = tokenizer
         self._with_logprobs = bool(body.logprobs)
         self._with_token_ids = bool(body.return_token_ids)
@@ -99,9 +104,10 @@ class _Reply:
         self._id = f"chatcmpl-{generation.request_id}"
         self._model = model
         self._head = chunk_head(self._id, "chat.completion.chunk", generation.created, model)
-        # What a chunk with nothing but text is made of, ready to be joined.
-        self._before_text = [
-            b'%b{"index":%d,"delta":{"content":' % (self._head, choice.index)
+        # What comes before a delta, or where answers are not parted before its text.
+        text = b"" if any(self._answers) else b'{"content":'
+        self._before = [
+            b'%b{"index":%d,"delta":%b' % (self._head, choice.index, text)
             for choice in generation.choices
         ]
         self._role_sent = [False] * len(generation.choices)
@@ -113,7 +119,7 @@ class _Reply:
             "created": self.generation.created,
             "model": self._model,
             "choices": [self._choice(choice) for choice in self.generation.choices],
-            "usage": usage(self.generation),
+            "usage": usage(self.generation, self._thoughts),
         }
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
@@ -133,7 +139,9 @@ class _Reply:
         return result
 
     def stream(self) -> OpenAIStream:
-        return OpenAIStream(self.generation, self._head, self._options, self._events)
+        return OpenAIStream(
+            self.generation, self._head, self._options, self._events, self._thoughts
+        )
 
     def _events(self, choice: Choice, tail: bytes) -> bytes:
         """The role with a choice's first news, then its text, then its end."""
@@ -153,9 +161,10 @@ class _Reply:
                 events += self._event(choice, self._extras(choice, delta), tail)
             else:
                 events += (
-                    self._before_text[choice.index]
+                    self._before[choice.index]
                     + encode_json(choice.take_text())
-                    + b'},"logprobs":null,"finish_reason":null}'
+                    + b"}"
+                    + _NO_EXTRAS
                     + tail
                 )
         if choice.finish_reason:
@@ -171,9 +180,12 @@ class _Reply:
         deltas = answer.push(choice.take_text()) if choice.pieces else []
         if choice.finish_reason:
             deltas += answer.finish(choice.finish_reason)
-        return b"".join(
-            [self._event(choice, self._extras(choice, delta), tail) for delta in deltas]
-        )
+        if self._with_logprobs or self._with_token_ids:
+            written = [self._event(choice, self._extras(choice, delta), tail) for delta in deltas]
+        else:
+            before, end = self._before[choice.index], _NO_EXTRAS + tail
+            written = [before + encode_json(delta) + end for delta in deltas]
+        return b"".join(written)
 
     def _extras(self, choice: Choice, delta: dict[str, Any]) -> dict[str, Any]:
         fields: dict[str, Any] = {"delta": delta, "logprobs": None, "finish_reason": None}

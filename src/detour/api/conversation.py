@@ -5,7 +5,7 @@ answer to it is to be read.
 from dataclasses import dataclass
 from typing import Any
 
-from detour.api.answer import Answer
+from detour.api.answer import Answer, Thoughts
 from detour.api.front import Front
 from detour.api.prompts import Prompt
 from detour.api.schema import ChatRequest
@@ -23,6 +23,7 @@ class Conversation:
     shows_special_tokens: bool  # some mark of the syntax is one
     one_call: bool
     gathers_thoughts: bool
+    thoughts: Thoughts | None  # None = not told apart in the usage
 
     def answer(self) -> Answer | None:
         """What parts one choice's text; None where the text is the answer as it is."""
@@ -68,7 +69,16 @@ async def read_conversation(front: Front, body: ChatRequest) -> Conversation:
         ),
         one_call=body.parallel_tool_calls is False,
         gathers_thoughts=body.stream_reasoning is False,
+        thoughts=_thoughts(front, syntax, "" if opening else prompt.text),
     )
+
+
+def _thoughts(front: Front, syntax: ReplySyntax, prompt: str) -> Thoughts | None:
+    thinking, token_id = syntax.thinking, front.tokenizer.token_id
+    if thinking is None or token_id(thinking.close) < 0:
+        return None
+    inside = bool(prompt) and thinking.opened_by(prompt)
+    return Thoughts(token_id(thinking.open), token_id(thinking.close), inside)
 
 
 def _template_kwargs(body: ChatRequest, choice: ToolChoice) -> dict[str, Any]:

@@ -133,9 +133,7 @@ def wanted_logprobs(asked: bool, top: int | None, name: str) -> int:
             raise BadRequest(f"{name} needs logprobs to be true.", param=name)
         return -1
     if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
-        raise BadRequest(
-            f"{name} must be between 0 and {MAX_TOP_LOGPROBS}, got {top}.", param=name
-        )
+        raise BadRequest(f"{name} must be between 0 and {MAX_TOP_LOGPROBS}, got {top}.", param=name)
     return top or 0
 
 

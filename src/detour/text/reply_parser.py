@@ -86,12 +86,21 @@ class ReplyParser:
         self._at_start = False  # white space is dropped until there is something of its kind
         self._called = False
         self._said: list[tuple[Kind, list[str]]] = []
+        self._stops: frozenset[str] | None = None  # see _passing
         if opening:
             self._read(opening)
 
     def push(self, text: str) -> list[Piece]:
-        self._read(text)
-        return self._taken()
+        if self._stops is None or not self._stops.isdisjoint(text):
+            self._read(text)
+            self._stops = self._passing()
+            return self._taken()
+        said = text.rstrip()  # nearly all that a model says
+        blanks, self._blanks = self._blanks, text[len(said) :]
+        if said:
+            return [Piece(self._kind, blanks + said)]
+        self._blanks = blanks + text
+        return []
 
     def finish(self, cut: bool = False) -> list[Piece]:
         if self._calls is not None:
@@ -101,6 +110,17 @@ class ReplyParser:
         if self._kind == "content" and not self._called and not self._at_start:
             self._add("content", self._blanks)
         return self._taken()
+
+    def _passing(self) -> frozenset[str] | None:
+        """The characters that a text must not hold to be just more of what was said last."""
+        nothing = frozenset[str]()
+        calls = nothing if self._calls is None else self._calls.stops
+        thoughts = nothing if self._thoughts is None else self._thoughts.stops
+        thinks = self._thoughts is not None and self._thoughts.inside
+        same_kind = self._kind == ("reasoning" if thinks else "content")
+        if calls is None or thoughts is None or self._at_start or not same_kind:
+            return None
+        return calls | thoughts
 
     def _read(self, text: str) -> None:
         if self._calls is None:

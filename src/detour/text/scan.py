@@ -47,13 +47,13 @@ class Marks:
         longest_first = sorted(marks, key=len, reverse=True)
         self._search = re.compile("|".join(map(re.escape, longest_first))).search
         self._starts = frozenset(mark[:size] for mark in marks for size in range(1, len(mark)))
-        self._first = frozenset(mark[0] for mark in marks)
+        self.first = frozenset(mark[0] for mark in marks)
         self._longest = len(longest_first[0])
 
     def cut(self, text: str) -> tuple[str, str, str]:
         """(before the first mark, the mark, what follows); without one the mark is "" and what
         follows is the end of the text that may yet become one."""
-        if self._first.isdisjoint(text):
+        if self.first.isdisjoint(text):
             return text, "", ""
         found = self._search(text)
         if found:
@@ -65,9 +65,14 @@ class Marks:
 
 
 class Scan:
-    """A Parser whose `read` is a generator over the text that came."""
+    """A Parser whose `read` is a generator over the text that came.
+
+    stops: while more text would only be passed on as it is, the characters that it must not hold
+        for that: who sees to it may pass the text on himself. None = it has to be pushed.
+    """
 
     def __init__(self) -> None:
+        self.stops: frozenset[str] | None = None
         self.text = ""  # came and is not read yet
         self.ended = False
         self.cut = False
@@ -97,9 +102,12 @@ class Scan:
         taken, self.text = self.text[:size], self.text[size:]
         return taken
 
-    def through(self, marks: Marks, take: Take) -> Reading[str]:
+    def through(self, marks: Marks, take: Take, passes: bool = False) -> Reading[str]:
         """Hands the text before the first mark to `take` as it comes. Returns the mark, which is
-        then behind us, or "" once the text has ended."""
+        then behind us, or "" once the text has ended.
+
+        passes: `take` says it and remembers nothing, see `stops`.
+        """
         while True:
             before, mark, self.text = marks.cut(self.text)
             if self.ended and not mark:
@@ -108,6 +116,16 @@ class Scan:
                 take(before)
             if mark or self.ended:
                 return mark
+            self.stops = marks.first if passes and not self.text else None
+            yield
+            self.stops = None
+
+    def rest(self) -> Reading[None]:
+        """All that comes is content."""
+        while True:
+            if self.text:
+                self.content(self.take(len(self.text)))
+            self.stops = frozenset()
             yield
 
     def decide(self, judge: Callable[[str], _T | None]) -> Reading[_T | None]:

@@ -31,7 +31,7 @@ class DeepseekV31Parser(JsonCallParser):
         return f"{BEGIN}{CALL}{name}{SEPARATOR if name else ''}"
 
     def read(self) -> Reading[None]:
-        while mark := (yield from self.through(self._open, self.content)):
+        while mark := (yield from self.through(self._open, self.content, True)):
             if mark == CALL:
                 yield from self._call()
 

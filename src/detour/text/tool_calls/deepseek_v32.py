@@ -37,7 +37,7 @@ class DeepseekV32Parser(ToolParser):
         return f'{begin}{name}">\n' if name else begin
 
     def read(self) -> Reading[None]:
-        while mark := (yield from self.through(self._open, self.content)):
+        while mark := (yield from self.through(self._open, self.content, True)):
             if mark == INVOKE:
                 name = (yield from self._attributes()).get("name", "")
                 if name:

@@ -35,7 +35,7 @@ class GlmParser(ToolParser):
         return f"{OPEN}{name}{KEY if name and needs_arguments else ''}"
 
     def read(self) -> Reading[None]:
-        while (yield from self.through(self._open, self.content)):
+        while (yield from self.through(self._open, self.content, True)):
             named = yield from self.decide(self._name)
             if named is None and self.tools.begin_with(self.text.strip()):
                 self.text = ""  # it ends within the name of a call

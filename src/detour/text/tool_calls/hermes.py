@@ -20,7 +20,7 @@ class HermesParser(JsonCallParser):
         return f'{begin}{name}", "arguments": ' if name else begin
 
     def read(self) -> Reading[None]:
-        while (yield from self.through(self._open, self.content)):
+        while (yield from self.through(self._open, self.content, True)):
             if not (yield from self.decide(comes("{"))):
                 self.content(OPEN)
                 continue

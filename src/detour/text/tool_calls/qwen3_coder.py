@@ -31,7 +31,7 @@ class Qwen3CoderParser(ToolParser):
 
     def read(self) -> Reading[None]:
         called = False
-        while mark := (yield from self.through(self._open, self.content)):
+        while mark := (yield from self.through(self._open, self.content, True)):
             if mark == FUNCTION:  # some leave <tool_call> out
                 name = yield from self._tag()
                 if name:
