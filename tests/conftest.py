@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from running_server import TINY_OPTIONS, RunningServer
-from tiny_model import write_tiny_llama
+from tiny import write_tiny
 
 # Triton reads this where it is first imported, its own library too, which any test may cause: so
 # it is set before all of them.
@@ -18,7 +18,9 @@ if not torch.cuda.is_available():
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-llama")
+    """A folder named as the model is then served: a llama of 60 thousand random numbers."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    return write_tiny(folder, max_position_embeddings=1024, tie_word_embeddings=True)
 
 
 @pytest.fixture(scope="session")
