@@ -37,11 +37,11 @@ def topk_cases(variants: bool) -> Iterator[Case]:
 
 
 def topk_variants(length: int) -> dict[str, Callable[..., Any]]:
-    chosen = topk_triton.Cut()
-    tried = [replace(chosen, chunk=chunk) for chunk in (2048, 8192)]
+    chosen = topk_triton.choose_cut(length)
+    tried = [replace(chosen, chunk=chunk) for chunk in (2048, 4096, 8192) if chunk != chosen.chunk]
     tried += [replace(chosen, warp=512)]
     if length > 8192:
-        tried += [replace(chosen, segment=16384), replace(chosen, segment=8192, warp=512)]
+        tried += [replace(chosen, segment=32768), replace(chosen, segment=8192, warp=512)]
     return {
         f"{cut.segment}/{cut.chunk}/{cut.warp}": lambda *a, cut=cut: topk_triton.launch(cut, *a)
         for cut in tried

@@ -1,6 +1,7 @@
 #!/bin/sh
 # On a GPU machine: install what it lacks from carried wheels (.whl/), run the gpu-marked tests,
-# then the kernel benchmarks. Results go to $OUT (default: out/).
+# then the benchmarks of kernels and of decode steps. Results go to $OUT (default: out/).
+# Wheels that were wanting there: gguf, msgspec, pyzmq.
 #   gpu/run.sh [arguments of bench/kernels.py]
 set -u
 cd "$(dirname "$0")/.."
@@ -14,9 +15,12 @@ else
   export PYTHONPATH=src:tests
 fi
 export PYTHONUNBUFFERED=1
-python3 -m pytest -m gpu -n 8 -p no:benchmark tests/ops tests/models tests/worker 2>&1 | tee "$OUT/tests.log"
+# A machine without one of the plugins that pyproject.toml sets options of would refuse to begin.
+python3 -m pytest -m gpu -n 8 -p no:benchmark -W ignore::pytest.PytestConfigWarning \
+  tests/ops tests/models tests/worker 2>&1 | tee "$OUT/tests.log"
 for part in 0 1 2 3 4 5 6 7; do
   python3 bench/kernels.py --warm "$part/8" "$@" >"$OUT/warm.$part.log" 2>&1 &
 done
 wait
 python3 bench/kernels.py --json "$OUT/kernels.json" "$@" 2>"$OUT/kernels.err" | tee "$OUT/kernels.txt"
+python3 bench/decode.py --sampled --profile 1,64 2>&1 | tee "$OUT/decode.txt"

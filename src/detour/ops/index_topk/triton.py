@@ -24,7 +24,7 @@ class Cut:
     """How rows are shared out: scores a program holds, how many it writes at a time, and how many
     a warp holds (of 32 lanes)."""
 
-    segment: int = 32768
+    segment: int = 16384
     chunk: int = 4096
     warp: int = 1024
 
@@ -164,6 +164,11 @@ def reasons(device: Device, need: Need) -> list[str]:
     return found
 
 
+def choose_cut(columns: int) -> Cut:
+    """As measured on an H200: a short row is written at one go, a long one in pieces of 16k."""
+    return Cut(chunk=8192) if columns <= 8192 else Cut()
+
+
 def launch(
     cut: Cut, scores: Tensor, lengths: Tensor, row_of_token: Tensor, page_table: Tensor,
     page_size: int, top_k: int,
@@ -205,4 +210,6 @@ def run(
     page_size: int,
     top_k: int,
 ) -> tuple[Tensor, Tensor]:
-    return launch(Cut(), scores, lengths, row_of_token, page_table, page_size, top_k)
+    return launch(
+        choose_cut(scores.shape[1]), scores, lengths, row_of_token, page_table, page_size, top_k
+    )
