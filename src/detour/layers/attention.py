@@ -47,6 +47,7 @@ class GroupedQueryAttention:
         self.turned = self.queries + self.qkv.sizes[1] // width  # heads that are rotated
         layout = grouped_query(kv_dtype, self.turned - self.queries, width)
         self.layouts = (layout,)
+        self.whole_until = 0
         self.shape = AttentionShape(self.queries, layout.heads, width, width**-0.5, layout)
         self.norms = (
             (

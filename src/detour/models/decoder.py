@@ -28,6 +28,11 @@ class Attention(Protocol):
         """What the layer stores per token."""
         ...
 
+    @property
+    def whole_until(self) -> int:
+        """As model.Model's."""
+        ...
+
     def plan(self, batch: Batch) -> Any:
         """Once a step, of the first layer: what all layers share."""
         ...
@@ -130,6 +135,10 @@ class Decoder:
         self.kv_spec: Sequence[tuple[KVLayout, ...]] = [
             layer.attention.layouts for layer in self.layers
         ]
+
+    @property
+    def whole_until(self) -> int:
+        return self.layers[0].attention.whole_until
 
     def plan(self, batch: Batch) -> Any:
         return self.layers[0].attention.plan(batch)

@@ -31,6 +31,11 @@ class Model(Protocol):
         """What each layer stores per token; same order as `forward`'s `kv`."""
         ...
 
+    @property
+    def whole_until(self) -> int:
+        """Tokens of context up to which tokens attend to all before them; 0 = they always do."""
+        ...
+
     def plan(self, batch: Batch) -> Any:
         """What the layers of one step share; handed to `forward` with the same batch."""
         ...

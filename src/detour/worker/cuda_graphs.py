@@ -2,7 +2,8 @@
 
 A graph holds assembling, planning and the forward pass of a step of so many rows of one token. A step
 of fewer rows is padded with rows of a slot that no sequence has; others run as they are. What a
-graph reads lies in one buffer that each step fills with one copy.
+graph reads lies in one buffer that each step fills with one copy. Models that attend to a selection
+in long contexts have a second graph of each size for steps in which nothing need be selected.
 """
 
 import contextlib
@@ -49,31 +50,34 @@ class Captured:
 
 
 class DecodeGraphs:
-    """Graphs by their number of rows; none until `capture` has been called."""
+    """Graphs by their number of rows and longest context; none until `capture` has been called."""
 
     def __init__(self, model: Model, kv: KVCache, staging: Staging) -> None:
         self.model = model
         self.kv = kv
         self.staging = staging
-        self.captured: dict[int, Captured] = {}
+        self.captured: dict[tuple[int, int], Captured] = {}
 
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int], record: Record) -> None:
-        """Record a graph for each of `sizes`. Raises what a backend raises that cannot be recorded.
+        """Record graphs for each of `sizes`. Raises what a backend raises that cannot be recorded.
 
         Page 0 is written to. The largest comes first: the others find room in what it leaves.
         """
+        longest, whole = self.staging.columns * self.staging.page_size, self.model.whole_until
+        contexts = (longest, whole) if 0 < whole < longest else (longest,)
         for size in sorted(sizes, reverse=True):
-            self.captured[size] = self._capture(size, record)
+            for context in contexts:
+                self.captured[size, context] = self._capture(size, context, record)
 
-    def _capture(self, size: int, record: Record) -> Captured:
+    def _capture(self, size: int, context: int, record: Record) -> Captured:
         staging = self.staging
         arrays = staging.numbers(padded(_NO_ROWS, size, staging.max_slots))
         numbers = staging.join(arrays).to(staging.device)
         pieces = numbers.split([len(array) for array in arrays])
         counts = np.ones(size, np.int32)
-        # As wide a page table as there is: a replay may hold sequences of any length.
-        lengths = np.full(size, staging.columns * staging.page_size, np.int32)
+        # As wide a page table as that takes: a replay may hold sequences of any length up to it.
+        lengths = np.full(size, context, np.int32)
 
         def call() -> tuple[Batch, Tensor, Tensor]:
             batch, places = staging.assemble(pieces, counts, lengths, unknown=True)
@@ -85,10 +89,14 @@ class DecodeGraphs:
     def run(self, plan: StepPlan) -> Forward | None:
         """The plan's forward pass; None if no graph holds it: rows of one token, all sampled."""
         rows = len(plan.slots)
-        size = min((one for one in self.captured if one >= rows), default=0)
-        if not size or not rows or plan.token_count > rows or not plan.samples.all():
+        if not rows or plan.token_count > rows or not plan.samples.all():
             return None
-        one = self.captured[size]
+        longest = int(plan.starts.max()) + 1
+        fits = (key for key in self.captured if key[0] >= rows and key[1] >= longest)
+        size, context = min(fits, default=(0, 0))
+        if not size:
+            return None
+        one = self.captured[size, context]
         fill = padded(plan, size, self.staging.max_slots) if size > rows else plan
         together = self.staging.join(self.staging.numbers(fill))
         one.numbers.copy_(together, non_blocking=True)
