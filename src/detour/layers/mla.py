@@ -75,7 +75,6 @@ class LatentAttention:
         layout = latent_layout(kv_dtype, rank, rope)
         self.layouts = (layout, *(indexer.layout for indexer in indexers))
         self.whole_until = max((indexer.sizes.top_k for indexer in indexers), default=0)
-        self.whole_until = max((indexer.sizes.top_k for indexer in indexers), default=0)
         self.shape = LatentShape(heads // share.parts, rank, rope, sizes.scale, layout)
         self._make_projections(site, name, hidden)
         # Heads below one another, each the rows that make its keys, then those of its values.
