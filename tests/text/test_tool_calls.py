@@ -279,6 +279,17 @@ def test_a_brace_too_few_or_too_many():
         assert read(make("hermes"), [text]) == ("after", [["book", '{"place": "a"}', True]])
 
 
+def test_glm_that_falls_back_to_json_is_read():
+    text = f"{hermes('book', BOOK)}\n{glm('clock', {})}after"
+    for parts in ([text], list(text)):
+        got, calls = read(make("glm47"), parts)
+        assert [(name, json.loads(raw), end) for name, raw, end in calls] == [
+            ("book", BOOK, True),
+            ("clock", {}, True),
+        ]
+        assert got.strip() == "after"
+
+
 def test_prose_about_calls_is_text():
     for text in ("Use <tool_call> to call.", "<tool_call> <b>x</b>", "<tool_call><arg_key>a"):
         assert read(make("glm47"), list(text)) == (text, [])

@@ -133,6 +133,8 @@ def to_json(text: str, types: Iterable[str]) -> str:
     stripped = text.strip()
     for parse in (_json, _python) if "string" not in types else (_json,):
         value = parse(stripped)
+        if isinstance(value, str) and "string" not in types and value != text:
+            return to_json(value, types)  # encoded once too often
         if value is not _NOTHING and _fits(value, types):
             return _written(value, stripped if parse is _json else "", types)
     return quoted(text)

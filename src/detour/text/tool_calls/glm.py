@@ -8,18 +8,19 @@ import re
 from typing import ClassVar
 
 from detour.text.scan import Marks, Reading
-from detour.text.tool_calls import Call, ToolParser, comes, only_blanks
+from detour.text.tool_calls import Call, comes, only_blanks
+from detour.text.tool_calls.json_calls import JsonCallParser
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"
 VALUE, VALUE_END = "<arg_value>", "</arg_value>"
 
-_NAME = re.compile(r"\s*([^\s<]*)\s*")
+_NAME = re.compile(r"\s*([^\s<{]*)\s*")
 _LONGEST_NAME = 300  # characters after <tool_call> within which a call shows that it is one
 _AFTER_VALUE = comes(KEY, CLOSE, OPEN, VALUE_END)
 
 
-class GlmParser(ToolParser):
+class GlmParser(JsonCallParser):
     names: ClassVar[tuple[str, ...]] = ("glm47", "glm5")
     signs = (OPEN, KEY)
     rank = 2
@@ -47,14 +48,18 @@ class GlmParser(ToolParser):
             self.take(size)
             if name:
                 yield from self._call(Call(self, name))
-            elif self.text.startswith(CLOSE):
+                continue
+            if self.text.startswith("{"):  # some fall back to JSON
+                yield from self.envelope()
+            if (yield from self.decide(comes(CLOSE))):
+                yield from self.skip_blanks()
                 self.take(len(CLOSE))
 
     def _name(self, text: str) -> tuple[str, int] | None:
         """The name and how long it is with the blanks around it; ("", -1) where prose follows."""
         found = _NAME.match(text)
         assert found is not None, "the pattern also matches nothing"
-        follows = comes(KEY, CLOSE) if found[1] else comes(CLOSE, OPEN)
+        follows = comes(KEY, CLOSE) if found[1] else comes(CLOSE, OPEN, "{")
         verdict = follows(text[found.end() :])
         if verdict:
             return found[1], found.end()

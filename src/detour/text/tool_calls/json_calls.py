@@ -23,7 +23,7 @@ class JsonCallParser(ToolParser):
             if mark == ",":
                 raw.append(self.take(1))
                 continue
-            key = yield from self._key(raw)
+            key = yield from self._read_key(raw)
             if only_known and not said and key not in KNOWN_KEYS:
                 break
             if key in ARGUMENTS and name and not said:
@@ -61,7 +61,7 @@ class JsonCallParser(ToolParser):
             self.content("".join(raw))
         return said
 
-    def _key(self, raw: list[str]) -> Reading[str]:
+    def _read_key(self, raw: list[str]) -> Reading[str]:
         """A key and its colon; "" where there is none."""
         text: list[str] = []
         yield from self.json_value(text.append)
