@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 from tiny_glm import MODELS, TOP_K, write_tiny_glm
 
 from detour.llm import LLM
+from detour.ops import native
+from detour.ops.device import probe
 from detour.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
@@ -98,9 +101,11 @@ def said(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
     return [output.token_ids for output in llm.generate(prompts, GREEDY)]
 
 
-def check(folder: Path, kv: str, flags: Flags, expected: dict[str, list[list[int]]]) -> None:
+def check(
+    folder: Path, kv: str, flags: Flags, expected: dict[str, list[list[int]]], **more
+) -> None:
     """Every kind of prompt twice: the second time all of it may be cached."""
-    with open_with(folder, kv, flags) as llm:
+    with open_with(folder, kv, flags, **more) as llm:
         for kind, prompts in PROMPTS.items():
             for turn in ("first", "again"):
                 outputs = llm.generate(prompts, GREEDY)
@@ -124,6 +129,28 @@ def test_no_flags_change_the_answer(folder, plain, flags, kv):
 @pytest.mark.parametrize("flags", FEW, ids=str)
 def test_flags_do_not_change_the_answer_of_any_model(folder, plain, name, flags, kv):
     check(folder(name), kv, flags, plain(name, kv))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv", COLUMNS)
+@pytest.mark.parametrize("backend", ["native", "cpu", "reference"])
+def test_no_backend_changes_the_answer(folder, plain, backend, kv):
+    expected = plain("glm52", kv)
+    check(folder("glm52"), kv, FEW[0], expected, attention_backend=backend)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kv", ["auto", "fp8_e4m3"])
+@pytest.mark.parametrize("name", MODELS)
+def test_flags_do_not_change_the_answer_in_bfloat16(folder, name, kv):
+    """Where a last bit would show: every kernel gives a token the same bits in any batch."""
+    if native.dtype_reasons(probe("cpu"), torch.bfloat16):
+        pytest.skip("references round by what is computed together")
+    with open_with(folder(name), kv, PLAIN, dtype="bfloat16") as llm:
+        expected = {kind: said(llm, prompts) for kind, prompts in PROMPTS.items()}
+    for flags in FEW:
+        check(folder(name), kv, flags, expected, dtype="bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,11 @@ def test_asking_for_what_is_done_anyway_is_quiet(line):
     assert parse(line.split()).notices == ()
 
 
+def test_a_backend_of_attention_is_asked_for_in_every_form_of_it():
+    wishes = parse(["--attention-backend", "triton"]).config.wishes()
+    assert wishes == dict.fromkeys(["attention", "dense_mla", "sparse_mla"], "triton")
+
+
 def test_a_notice_is_given_once():
     assert len(parse(["--tp", "2", "--tp", "2"]).notices) == 1
 

@@ -56,7 +56,7 @@ class Option:
     synonyms: Mapping[str, str] = field(default_factory=dict)
     stand_ins: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     sets: Mapping[str, Any] = field(default_factory=dict)
-    op: str = ""  # the op whose backend this option wishes for
+    op: str = ""  # the ops whose backend this option wishes for, between spaces
     secret: bool = False  # never shown
 
 

@@ -248,7 +248,7 @@ class Config:
         "--attention-backend",
         "Backend to try first for attention.",
         group="device",
-        op="attention",
+        op="attention dense_mla sparse_mla",
     )
     disable_cuda_graph: bool = option(
         False,
@@ -366,9 +366,10 @@ class Config:
     def wishes(self) -> dict[str, str]:
         """Op -> the backend a flag asks for."""
         return {
-            option.op: self.value(name)
+            op: self.value(name)
             for name, option in OPTIONS.items()
-            if option.op and self.value(name)
+            for op in option.op.split()
+            if self.value(name)
         }
 
 

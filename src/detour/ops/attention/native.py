@@ -29,8 +29,8 @@ class Tasks:
 
 
 def _reasons(device: Device, need: Need) -> list[str]:
-    if need["layout"].dtype is not need["dtype"]:
-        return [f"the cache is {need['layout'].dtype}, the queries are {need['dtype']}"]
+    if need["layout"].dtype not in native.CACHED:
+        return [f"it reads float32, bfloat16 and e4m3 caches, not {need['layout'].dtype}"]
     width = need["head_dim"]
     if width % 8 or width > 256:
         return [f"a head's width must be a multiple of 8 up to 256, not {width}"]
@@ -76,6 +76,7 @@ def attention_native(plan: Tasks, q: Tensor, key_cache: Tensor, value_cache: Ten
         shape.scale,
         out.data_ptr(),
         native.DTYPES[q.dtype],
+        native.CACHED[key_cache.dtype],
         native.threads(),
     )
     return out

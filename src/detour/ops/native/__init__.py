@@ -31,6 +31,7 @@ FOLDER = Path.home() / ".cache" / "detour" / "native"
 
 # The dtypes that kernels over rows of numbers take, as vector.h's of_type numbers them.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+CACHED = {**DTYPES, torch.float8_e4m3fn: 2}  # and those that attention's caches may have
 
 _threads = 0  # 0: as many as torch
 

@@ -1,4 +1,5 @@
-// Causal grouped-query attention over pages, on float or bf16 (`dtype`, see of_type), computed in float.
+// Causal grouped-query attention over pages, on float or bf16 (`dtype`, see of_type), computed in float. Keys
+// and values may be the other of them, or e4m3 (`cached` is 2).
 //
 // A query walks its sequence in blocks of 32 positions that start at multiples of 32, with the softmax
 // kept running (Milakov and Gimelshein 2018). The walk is the same whatever is computed beside it: a
@@ -9,6 +10,7 @@
 #include <vector>
 #include "attention_pairs.h"
 #include "attention_wide.h"
+#include "e4m3.h"
 #include "pool.h"
 #include "vector.h"
 
@@ -76,8 +78,8 @@ inline float* aligned(std::vector<float>& room, int64_t count) {
 
 // A Kernel takes a query into its own form (take), goes on with H heads' sums over one block (block), and
 // gives what the sums come to (deliver).
-template <class Kernel, class S = typename Kernel::Number>
-void walk(const Cache<S>& cache, const Piece<S>& piece, int64_t width, float scale) {
+template <class Kernel, class S = typename Kernel::Number, class C = typename Kernel::Cached>
+void walk(const Cache<C>& cache, const Piece<S>& piece, int64_t width, float scale) {
   thread_local std::vector<Running> states;
   thread_local std::vector<float> room, query_room;
   const int heads = piece.last - piece.first, kv_heads = piece.kv_last - piece.kv_first;
@@ -94,7 +96,7 @@ void walk(const Cache<S>& cache, const Piece<S>& piece, int64_t width, float sca
     Kernel::take(piece.q + token * piece.q_stride + place(chain), width, queries + chain * width);
   }
   const int64_t length = piece.start + piece.count;
-  const S *keys[BLOCK], *values[BLOCK];
+  const C *keys[BLOCK], *values[BLOCK];
   int64_t places[BLOCK], next[BLOCK];
   find(cache, piece.pages, 0, length, next);
   for (int64_t base = 0; base < length; base += BLOCK) {
@@ -129,18 +131,18 @@ struct Task {
   int32_t row, token, start, count;  // of the batch; the step's token; its position; how many
 };
 
-template <class S>
+template <class S, class C>
 auto kernel(int64_t width) {
 #ifdef __AVX512BF16__
-  if constexpr (std::is_same_v<S, bf16>)
+  if constexpr (std::is_same_v<S, bf16> && std::is_same_v<C, bf16>)
     if (width % 64 == 0) return width == 64 ? walk<Pairs<64>> : width == 128 ? walk<Pairs<128>> : walk<Pairs<0>>;
 #endif
-  return width == 64 ? walk<Wide<64, S>> : width == 128 ? walk<Wide<128, S>> : walk<Wide<0, S>>;
+  return width == 64 ? walk<Wide<64, S, C>> : width == 128 ? walk<Wide<128, S, C>> : walk<Wide<0, S, C>>;
 }
 
-template <class S>
+template <class S, class C>
 void attend(const Task* tasks, int64_t n, const int32_t* page_table, int64_t table_stride, const S* q,
-            int64_t q_stride, const Cache<S>& cache, int64_t heads, int64_t kv_heads, int64_t width,
+            int64_t q_stride, const Cache<C>& cache, int64_t heads, int64_t kv_heads, int64_t width,
             float scale, S* out, int threads) {
   const int group = heads / kv_heads;
   // Positions lie whole in memory, all kv heads together, so a piece takes them all where there are
@@ -164,7 +166,7 @@ void attend(const Task* tasks, int64_t n, const int32_t* page_table, int64_t tab
         q + task.token * q_stride,
         out + task.token * heads * width,
     };
-    kernel<S>(width)(cache, piece, width, scale);
+    kernel<S, C>(width)(cache, piece, width, scale);
   });
 }
 
@@ -175,11 +177,15 @@ void attend(const Task* tasks, int64_t n, const int32_t* page_table, int64_t tab
 extern "C" void detour_attention(const int32_t* tasks, int64_t n, const int32_t* page_table,
                                  int64_t table_stride, const void* q, int64_t q_stride, const void* keys,
                                  const void* values, int64_t page_size, int64_t heads, int64_t kv_heads,
-                                 int64_t width, float scale, void* out, int dtype, int threads) {
+                                 int64_t width, float scale, void* out, int dtype, int cached, int threads) {
   of_type(dtype, [&](auto* as) {
     using S = std::remove_pointer_t<decltype(as)>;
-    const Cache<S> cache = {(const S*)keys, (const S*)values, page_size, kv_heads * width};
-    attend((const Task*)tasks, n, page_table, table_stride, (const S*)q, q_stride, cache, heads, kv_heads,
-           width, scale, (S*)out, threads);
+    const auto run = [&](auto* kept) {
+      using C = std::remove_pointer_t<decltype(kept)>;
+      const Cache<C> cache = {(const C*)keys, (const C*)values, page_size, kv_heads * width};
+      attend((const Task*)tasks, n, page_table, table_stride, (const S*)q, q_stride, cache, heads, kv_heads,
+             width, scale, (S*)out, threads);
+    };
+    cached == 2 ? run((fp8*)nullptr) : of_type(cached, run);
   });
 }

@@ -106,6 +106,7 @@ inline void gather64(const bf16 (*weights)[BLOCK], const bf16* const* values, in
 template <int D>
 struct Pairs {
   using Number = bf16;
+  using Cached = bf16;
   using Query = bf16;
 
   static void take(const bf16* q, int64_t width, bf16* query) { memcpy(query, q, sizeof(bf16) * width); }

@@ -104,9 +104,10 @@ __attribute__((noinline)) void walk_block(const float* q, const S* const* keys,
 }
 
 // What attention.cpp's walk computes with: see there.
-template <int D, class S>
+template <int D, class S, class C = S>
 struct Wide {
   using Number = S;
+  using Cached = C;
   using Query = float;
 
   static void take(const S* q, int64_t width, float* query) {
@@ -114,7 +115,7 @@ struct Wide {
   }
 
   template <int H>
-  static void block(const float* q, const S* const* keys, const S* const* values, int n, int64_t width,
+  static void block(const float* q, const C* const* keys, const C* const* values, int n, int64_t width,
                     float scale, Running* states, float* sums) {
     walk_block<D, H>(q, keys, values, n, width, scale, states, sums);
   }

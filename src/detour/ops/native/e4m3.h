@@ -15,4 +15,10 @@ inline f8 e4m3(const uint8_t* p) {
   return _mm256_or_ps(_mm256_or_ps(value, _mm256_castsi256_ps(nan)), _mm256_castsi256_ps(sign));
 }
 
+struct fp8 {
+  uint8_t bits;
+};
+
+inline f8 load(const fp8* p) { return e4m3((const uint8_t*)p); }
+
 }  // namespace

@@ -9,8 +9,8 @@
 
 namespace {
 
-constexpr int KEYS = 8;         // positions a vector holds
-constexpr int64_t SPAN = 512;   // positions of a piece of work
+constexpr int KEYS = 16;       // positions at a time: two vectors
+constexpr int64_t SPAN = 512;  // positions of a piece of work
 
 // Index keys of `width` float (kind 0) or bf16 (1) numbers, or (2) pages of all their e4m3 keys, then a
 // float for each key.
@@ -36,21 +36,30 @@ inline void turn_key(const Keys& keys, int64_t slot, int j, float* turned) {
   }
 }
 
-// sum over heads of weight[h] * relu(q[h] . key), for eight keys; heads in groups of four.
-inline f8 score(const float* q, const float* weight, const float* turned, int64_t heads, int64_t width) {
-  f8 total = _mm256_setzero_ps();
+// scores[j] = sum over heads of weight[h] * relu(q[h] . key j); heads in groups of four.
+inline void score(const float* q, const float* weight, const float* turned, int64_t heads, int64_t width,
+                  float* scores) {
+  const f8 zero = _mm256_setzero_ps();
+  f8 total[2] = {zero, zero};
   for (int64_t h = 0; h < heads; h += 4) {
-    f8 sums[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
+    f8 sums[4][2] = {{zero, zero}, {zero, zero}, {zero, zero}, {zero, zero}};
     for (int64_t i = 0; i < width; i++) {
-      const f8 key = _mm256_load_ps(turned + i * KEYS);
+      const f8 one = _mm256_load_ps(turned + i * KEYS), two = _mm256_load_ps(turned + i * KEYS + 8);
 #pragma GCC unroll 4
-      for (int k = 0; k < 4; k++) sums[k] = _mm256_fmadd_ps(_mm256_broadcast_ss(q + (h + k) * width + i), key, sums[k]);
+      for (int k = 0; k < 4; k++) {
+        const f8 x = _mm256_broadcast_ss(q + (h + k) * width + i);
+        sums[k][0] = _mm256_fmadd_ps(x, one, sums[k][0]);
+        sums[k][1] = _mm256_fmadd_ps(x, two, sums[k][1]);
+      }
     }
 #pragma GCC unroll 4
-    for (int k = 0; k < 4; k++)
-      total = _mm256_fmadd_ps(_mm256_broadcast_ss(weight + h + k), _mm256_max_ps(sums[k], _mm256_setzero_ps()), total);
+    for (int k = 0; k < 4; k++) {
+      const f8 w = _mm256_broadcast_ss(weight + h + k);
+      for (int v = 0; v < 2; v++) total[v] = _mm256_fmadd_ps(w, _mm256_max_ps(sums[k][v], zero), total[v]);
+    }
   }
-  return total;
+  _mm256_store_ps(scores, total[0]);
+  _mm256_store_ps(scores + 8, total[1]);
 }
 
 inline void widen_queries(const void* q, int64_t first, int64_t count, int kind, float* out) {
@@ -89,7 +98,7 @@ extern "C" void detour_index_scores(const int32_t* tasks, int64_t n, const int32
       for (int64_t t = std::max<int64_t>(0, base - task[2]); t < task[3]; t++) {
         alignas(32) float scores[KEYS];
         const int64_t token = task[1] + t;
-        _mm256_store_ps(scores, score(query_room.data() + t * heads * width, weight + token * heads, turned, heads, width));
+        score(query_room.data() + t * heads * width, weight + token * heads, turned, heads, width, scores);
         std::copy(scores, scores + here, out + token * columns + base);
       }
     }
