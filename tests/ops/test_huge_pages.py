@@ -18,6 +18,12 @@ def test_settled_tensors_are_copies_side_by_side():
     assert len({own.untyped_storage().data_ptr() for own in settled}) <= 2
 
 
+def test_tensors_of_inference_mode_and_others_settle_in_turn():
+    with torch.inference_mode():
+        settled = settle(torch.ones(5))
+    assert torch.equal(settle(settled), settled)
+
+
 def test_a_piece_larger_than_a_chunk_settles_alone():
     large = torch.ones(CHUNK + 1, dtype=torch.uint8)
     assert torch.equal(settle(large), large)

@@ -30,7 +30,8 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without them: ordinary pages
         block.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(block, dtype=torch.uint8).view(dtype).view(shape)
+    with torch.inference_mode(False):  # whoever asks, others write to it too
+        return torch.frombuffer(block, dtype=torch.uint8).view(dtype).view(shape)
 
 
 def settle(tensor: Tensor) -> Tensor:
@@ -38,8 +39,8 @@ def settle(tensor: Tensor) -> Tensor:
     global _chunk
     flat = tensor.contiguous().view(torch.uint8).view(-1)
     size = -(-len(flat) // ALIGNMENT) * ALIGNMENT
-    with _cutting:
+    with _cutting, torch.inference_mode(False):
         if size > len(_chunk):
             _chunk = zeros((max(CHUNK, size),), torch.uint8)
         place, _chunk = _chunk[: len(flat)], _chunk[size:]
-    return place.copy_(flat)
+        return place.copy_(flat)
