@@ -5,7 +5,12 @@ import json
 import pytest
 
 from detour.errors import CheckpointError, ConfigError
-from detour.loading.quantization import Quantization, matches, read_quantization
+from detour.loading.quantization import (
+    Quantization,
+    covering_globs,
+    matches,
+    read_quantization,
+)
 
 WEIGHTS = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 FP8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
@@ -172,3 +177,22 @@ def test_a_flag_that_contradicts(tmp_path, given, wish, words):
         read(tmp_path, given, wish)
     assert all(word in caught.value.message for word in words), caught.value.message
     assert caught.value.param == "quantization"
+
+
+def test_globs_cover_the_plain_modules_and_no_others():
+    experts = [
+        f"model.layers.{layer}.mlp.experts.{number}.up_proj"
+        for layer in (1, 11)
+        for number in (0, 3)
+    ]
+    plain = ["lm_head", "model.layers.0.mlp.up_proj", "model.layers.0.self_attn.o_proj"]
+    plain += ["model.layers.1.mlp.gate", "model.layers.1.mlp.shared_experts.up_proj"]
+    globs = covering_globs(plain, experts)
+    assert globs == [
+        "lm_head",
+        "model.layers.0.*",
+        "model.layers.1.mlp.gate",
+        "model.layers.1.mlp.shared_experts.*",
+    ]
+    assert all(any(matches(glob, module) for glob in globs) for module in plain)
+    assert not any(matches(glob, module) for glob in globs for module in experts)

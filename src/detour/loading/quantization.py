@@ -5,14 +5,16 @@ Torch-free. What is read never depends on it: a tensor's own type and scales dec
 where there are none to look at.
 """
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from detour import __version__
 from detour.errors import CheckpointError, ConfigError
 from detour.loading.model_config import read_json
 
@@ -36,6 +38,7 @@ _COMPRESSED = {
     ("float", 8, "block"): "FP8_BLOCK",
 }
 _BLOCKS = (None, [128, 128], "128x128")
+_PRODUCER = {"name": "detour", "version": __version__}
 METHODS = ("modelopt", "fp8", "compressed-tensors")
 # A module of ours -> what engines that fuse it with its neighbours call the whole
 _FUSED = {
@@ -261,3 +264,57 @@ def _strings(given: Mapping[str, Any], names: Sequence[str], source: str) -> tup
             raise CheckpointError(f"{source}: {name} must be a list of texts, got {value!r}.")
         return tuple(value)
     return ()
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def modelopt_config(plain: Sequence[str]) -> dict[str, Any]:
+    """quantization_config of NVFP4 weights without calibrated activations; plain: ignored globs."""
+    weights = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+    return {
+        "quant_method": "modelopt",
+        "quant_algo": "W4A16_NVFP4",
+        "config_groups": {"group_0": {"weights": weights, "targets": ["Linear"]}},
+        "ignore": list(plain),
+        "producer": _PRODUCER,
+    }
+
+
+def hf_quant_config(plain: Sequence[str]) -> dict[str, Any]:
+    """The same in the file that ModelOpt puts beside the configuration."""
+    return {
+        "producer": _PRODUCER,
+        "quantization": {
+            "quant_algo": "W4A16_NVFP4",
+            "kv_cache_quant_algo": None,
+            "group_size": 16,
+            "exclude_modules": list(plain),
+        },
+    }
+
+
+def fp8_config(plain: Sequence[str]) -> dict[str, Any]:
+    """quantization_config as the FP8 releases have it; plain: whole names, as others match them."""
+    return {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+        "modules_to_not_convert": list(plain),
+    }
+
+
+def covering_globs(plain: Iterable[str], packed: Iterable[str]) -> list[str]:
+    """Globs that match every plain module and no packed one, each as short as can be."""
+    above = {prefix for name in packed for prefix in _prefixes(name)}
+    found: dict[str, None] = {}
+    for module in plain:
+        prefix = next(prefix for prefix in _prefixes(module) if prefix not in above)
+        found[prefix if prefix == module else f"{prefix}.*"] = None
+    return list(found)
+
+
+def _prefixes(module: str) -> Iterator[str]:
+    """ "a", "a.b", "a.b.c" of "a.b.c"."""
+    return itertools.accumulate(module.split("."), lambda left, right: f"{left}.{right}")

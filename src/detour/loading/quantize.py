@@ -7,9 +7,12 @@ stays done: a run that was killed goes on with the first file that is not whole.
 import itertools
 import json
 import math
+import os
 import re
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,10 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from detour import __version__
 from detour.errors import CheckpointError
 from detour.loading.model_config import read_json
-from detour.loading.quantization import HF_QUANT_CONFIG
+from detour.loading.quantization import (
+    HF_QUANT_CONFIG,
+    covering_globs,
+    fp8_config,
+    hf_quant_config,
+    modelopt_config,
+)
 from detour.loading.safetensors import INDEX, SafetensorsSource
 from detour.loading.safetensors_writer import Space, write_safetensors
 from detour.loading.scaled import FP8_BLOCK, NVFP4_BLOCK, pack_fp8, pack_nvfp4, unpack_scaled
@@ -32,8 +40,9 @@ FORMS = ("nvfp4", "fp8")
 CHOICES = ("auto", "experts", "linears")
 STATE = ".quantize.json"  # in the target while it is not finished
 _STATE_PART = ".quantize.part"
-# Rows that are packed at once: whole blocks of either form.
-_CHUNK = 1 << 22  # numbers
+_CHUNK = (
+    1 << 20
+)  # bytes of float32 that are packed at once: they and what comes of them stay in cache
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.experts\.\d+\.(gate|up|down)_proj\.weight$")
 # wq_b and wk are an indexer's; its weights_proj and every router decide by small differences.
@@ -178,19 +187,47 @@ def _write_file(
     errors: dict[int, Errors] = {}
 
     def pieces() -> Iterator[tuple[str, Tensor]]:
-        for name in names:
-            if name not in job.chosen:
+        for name, packed in _packed(job, names):
+            if packed is None:
                 for part in _chunks(job.tensors, name, CHUNK_BYTES, None):
                     yield name, part
             else:
-                packed, error = _pack(job, name)
+                tensors, error = packed
                 layer = _layer(name)
                 errors[layer] = errors.get(layer, Errors()).and_those(error)
-                yield from packed
+                yield from tensors
             advance(job.tensors.nbytes(name))
 
     write_safetensors(job.target / file, spaces(job, names), pieces())
     return errors
+
+
+Packed = tuple[list[tuple[str, Tensor]], Errors]
+
+
+def _packed(job: Job, names: Sequence[str]) -> Iterator[tuple[str, Packed | None]]:
+    """Every name in order with what stands for it, None for one that stays plain.
+
+    A thread a core works a few matrices ahead, each alone: pieces that fit a cache are too small to
+    share, and waiting for each other at every operation costs more than it saves.
+    """
+    threads = len(os.sched_getaffinity(0))
+    ahead: deque[tuple[str, Future[Packed] | None]] = deque()
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        try:
+            for name in names:
+                chosen = name in job.chosen
+                ahead.append((name, pool.submit(_pack, job, name) if chosen else None))
+                if len(ahead) > 2 * threads:
+                    yield _result(*ahead.popleft())
+            while ahead:
+                yield _result(*ahead.popleft())
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _result(name: str, future: "Future[Packed] | None") -> tuple[str, Packed | None]:
+    return name, None if future is None else future.result()
 
 
 def _layer(name: str) -> int:
@@ -198,11 +235,11 @@ def _layer(name: str) -> int:
     return int(found[1]) if found else -1
 
 
-def _pack(job: Job, name: str) -> tuple[list[tuple[str, Tensor]], Errors]:
+def _pack(job: Job, name: str) -> Packed:
     """The tensors that stand for one weight, and what was lost."""
     largest = _largest(job, name) if job.form == "nvfp4" else 0.0
     parts, lost, total = [], 0.0, 0.0
-    for part in _chunks(job.tensors, name, 4 * _CHUNK, torch.float32):
+    for part in _chunks(job.tensors, name, _CHUNK, torch.float32):
         if not torch.isfinite(part).all():
             raise CheckpointError(f"{job.source}: tensor {name} holds numbers that are not finite.")
         packed = pack_nvfp4(part, largest) if job.form == "nvfp4" else pack_fp8(part)
@@ -228,9 +265,7 @@ def _largest(job: Job, name: str) -> float:
     partner = f"{stem}.{_PAIRS.get(last, '')}.weight"
     if partner in job.chosen:
         names.append(partner)
-    chunks = (
-        chunk for one in names for chunk in _chunks(job.tensors, one, 4 * _CHUNK, torch.float32)
-    )
+    chunks = (chunk for one in names for chunk in _chunks(job.tensors, one, _CHUNK, torch.float32))
     return max(float(chunk.abs().max()) for chunk in chunks)
 
 
@@ -322,68 +357,25 @@ def _finish(job: Job) -> None:
         if file.is_file() and not weights and file.name not in (INDEX, "config.json"):
             shutil.copyfile(file, job.target / file.name)
     if job.form == "nvfp4":
-        _write_json(job.target / HF_QUANT_CONFIG, hf_quant_config(job))
-    _write_json(
-        job.target / "config.json", {**job.config, "quantization_config": quantization_config(job)}
-    )
+        plain = _plain_modules(job)
+        _write_json(job.target / HF_QUANT_CONFIG, hf_quant_config(plain))
+        quantization = modelopt_config(plain)
+    else:
+        quantization = fp8_config(_plain_matrices(job))
+    _write_json(job.target / "config.json", {**job.config, "quantization_config": quantization})
     (job.target / STATE).unlink()
 
 
 def _plain_matrices(job: Job) -> list[str]:
-    """Modules with a matrix that stays plain."""
+    """Modules with a matrix that stays plain, in the order of the files."""
     stay = (name for name in job.tensors.names if name not in job.chosen)
     matrices = (name for name in stay if len(job.tensors.shape(name)) == 2)
     return [name.removesuffix(".weight") for name in matrices if name.endswith(".weight")]
 
 
 def _plain_modules(job: Job) -> list[str]:
-    """The same as globs: each the shortest that matches nothing that is packed."""
     packed = [name.removesuffix(".weight") for name in job.chosen]
-    above = {prefix for name in packed for prefix in _prefixes(name)}
-    out: dict[str, None] = {}
-    for module in _plain_matrices(job):
-        prefix = next(prefix for prefix in _prefixes(module) if prefix not in above)
-        out[prefix if prefix == module else f"{prefix}.*"] = None
-    return list(out)
-
-
-def _prefixes(module: str) -> Iterator[str]:
-    """ "a", "a.b", "a.b.c" of "a.b.c"."""
-    return itertools.accumulate(module.split("."), lambda left, right: f"{left}.{right}")
-
-
-def quantization_config(job: Job) -> dict[str, Any]:
-    """config.json's, as ModelOpt or the FP8 releases write it."""
-    if job.form == "fp8":
-        return {
-            "quant_method": "fp8",
-            "fmt": "e4m3",
-            "activation_scheme": "dynamic",
-            "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
-            # Others match these names whole, or as what a name starts or ends with.
-            "modules_to_not_convert": _plain_matrices(job),
-        }
-    weights = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": NVFP4_BLOCK}
-    return {
-        "quant_method": "modelopt",
-        "quant_algo": "W4A16_NVFP4",
-        "config_groups": {"group_0": {"weights": weights, "targets": ["Linear"]}},
-        "ignore": _plain_modules(job),
-        "producer": {"name": "detour", "version": __version__},
-    }
-
-
-def hf_quant_config(job: Job) -> dict[str, Any]:
-    """The same in the file that ModelOpt puts beside the configuration."""
-    return {
-        "producer": {"name": "detour", "version": __version__},
-        "quantization": {
-            "quant_algo": "W4A16_NVFP4",
-            "kv_cache_quant_algo": None,
-            "group_size": NVFP4_BLOCK,
-            "exclude_modules": _plain_modules(job),
-        },
-    }
+    return covering_globs(_plain_matrices(job), packed)
 
 
 def _write_json(file: Path, value: Mapping[str, Any]) -> None:

@@ -45,9 +45,9 @@ def unpack_scaled(packed: ScaledTensor) -> Tensor:
     """[rows, columns] float32. NVFP4 multiplies the two scales first, as ModelOpt does."""
     rows, columns = packed.shape
     if packed.kind == "NVFP4":
-        table = torch.tensor([*E2M1, *(-value for value in E2M1)])
-        low, high = packed.values & 15, packed.values >> 4
-        values = table[torch.stack((low, high), dim=2).long()]
+        signed = torch.tensor([*E2M1, *(-value for value in E2M1)])
+        pairs = torch.stack((signed.repeat(16), signed.repeat_interleave(16)), dim=1)  # by byte
+        values = pairs.index_select(0, packed.values.flatten().int())
         values = values.view(rows, columns // NVFP4_BLOCK, NVFP4_BLOCK)
         values *= (packed.scales.float() * packed.of_row[:, None])[:, :, None]
         return values.view(rows, columns)
@@ -78,13 +78,15 @@ def pack_nvfp4(weight: Tensor, largest: float = 0.0) -> ScaledTensor:
 
 
 def _nearest_e2m1(magnitude: Tensor) -> Tensor:
-    """The number of the nearest E2M1 value, ties to the even number, as uint8."""
-    grid = torch.tensor(E2M1)
-    middle = (grid[1:] + grid[:-1]) / 2
-    codes = torch.bucketize(magnitude, middle).to(torch.uint8)  # a tie goes to the lower
-    for odd in middle[1::2]:  # the lower neighbour has an odd number
-        codes += (magnitude == odd).to(torch.uint8)
-    return codes
+    """The number of the nearest E2M1 value, ties to the even number, as uint8.
+
+    The steps between values are 1/2, 1 and 2. Where a step is the right one, counting in it gives
+    the least number of the three.
+    """
+    halves = (2 * magnitude).round_()
+    ones = magnitude.round().add_(2)
+    twos = (magnitude / 2).round_().add_(4)
+    return torch.minimum(halves.minimum(ones), twos).clamp_(max=7).to(torch.uint8)
 
 
 def pack_fp8(weight: Tensor) -> ScaledTensor:
