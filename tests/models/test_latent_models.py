@@ -7,12 +7,14 @@ import pytest
 import torch
 from oracles import LATENT, SIGMOID_MOE, SPARSE, expected, greedy, prompt, write_oracle
 from step_driver import Driver, make_runner
-from tiny_glm import TOP_K, write_tiny_glm
+from tiny_glm import MODELS, TOP_K, write_tiny_glm
 from transformers.models.glm_moe_dsa import modeling_glm_moe_dsa as theirs
 
 from detour.errors import ConfigError
 from detour.layers import indexer
 from detour.loading.checkpoint import open_checkpoint
+from detour.ops import native
+from detour.ops.device import probe
 from detour.ops.kv_layout import latent_fp8_packed
 from detour.ops.mla import LatentShape, pack_latent, unpack_latent
 
@@ -129,6 +131,38 @@ def test_a_short_context_is_dense_whatever_stands_beside_it(tmp_path):
     dense = logits_in_steps(folder, ids, [TOP_K], overrides={"index_topk": 512})
     assert torch.equal(alone, dense)
     assert (alone - beside).abs().max() < 1e-5 * alone.abs().max()
+
+
+@pytest.mark.parametrize("kv", ["auto", "fp8_e4m3"])
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "glm52" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS],
+)
+def test_a_token_has_the_same_bits_however_it_is_computed(name, kv, tmp_path):
+    """Whole, in chunks, token by token and beside others: what makes flags safe in bfloat16."""
+    if why := native.dtype_reasons(probe("cpu"), torch.bfloat16):
+        pytest.skip("; ".join(why))
+    folder = write_tiny_glm(tmp_path, name)
+    ids = prompt(1, 60)
+    changes = {"dtype": "bfloat16", "kv_dtype": kv}
+    whole = logits_in_steps(folder, ids, [60], **changes)
+    assert torch.equal(logits_in_steps(folder, ids, [16, 16, 28], **changes), whole)
+    assert torch.equal(logits_in_steps(folder, ids, [1] * 60, page_size=4, **changes), whole)
+    driver = Driver(make_runner(folder, **changes))
+    for slot in range(6):
+        driver.admit(slot, ids if slot == 3 else prompt(slot, 60))
+    steps = [[(slot, 10) for slot in range(6)] for _ in range(6)]
+    beside = torch.cat([driver.logits(rows)[3] for rows in steps])
+    assert torch.equal(beside, whole)
+
+
+def test_what_scores_take_is_counted(tmp_path):
+    """Four bytes a score, and twice that for selecting; models without an index take nothing."""
+    model = make_runner(write_tiny_glm(tmp_path / "a", "glm52")).model
+    assert model.transient_bytes(512, 1000) == 3 * 4 * 512 * 1000
+    most = model.transient_bytes(8192, 200_000)
+    assert indexer.SCORE_BYTES < most <= 3 * indexer.SCORE_BYTES
+    assert make_runner(write_tiny_glm(tmp_path / "b", "glm4_moe")).model.transient_bytes(9, 9) == 0
 
 
 def test_a_long_context_is_sparse(tmp_path):

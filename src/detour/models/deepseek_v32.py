@@ -11,13 +11,21 @@ from detour.models.deepseek_v3 import Config, Indexing, read_index_sizes, read_l
 from detour.models.deepseek_v3 import build as build
 from detour.models.fields import Fields
 
-SPARSE = ("indexed_attention", "deepseek_sparse_attention")  # names of what every layer does
+SPARSE = {"indexed_attention", "deepseek_sparse_attention"}  # names of what every layer does
+
+
+def sparse_layers(fields: Fields) -> int:
+    """How many there are. Refuses layers of another kind."""
+    fields.seen.add("layer_types")
+    others = sorted(map(str, set(fields.config.get("layer_types") or ()) - SPARSE))
+    if others:
+        raise fields.refused("layer_types", others, "every layer selects what it attends to")
+    return fields.integer("num_hidden_layers")
 
 
 def read(config: Mapping[str, Any]) -> Config:
     fields = Fields(config)
-    layers = fields.integer("num_hidden_layers")
-    fields.only("layer_types", *([name] * layers for name in SPARSE))
+    layers = sparse_layers(fields)
     sizes = read_index_sizes(fields, interleaved=False)
     decoder = read_latent(fields, indexing=(Indexing(sizes, (True,) * layers),))
     fields.done()

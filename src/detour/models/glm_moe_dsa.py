@@ -10,7 +10,7 @@ from typing import Any
 
 from detour.models.deepseek_v3 import Config, Indexing, read_index_sizes, read_latent
 from detour.models.deepseek_v3 import build as build
-from detour.models.deepseek_v32 import SPARSE
+from detour.models.deepseek_v32 import sparse_layers
 from detour.models.fields import Fields
 
 LETTERS = {"F": "full", "S": "shared"}
@@ -18,8 +18,7 @@ LETTERS = {"F": "full", "S": "shared"}
 
 def read(config: Mapping[str, Any]) -> Config:
     fields = Fields(config)
-    layers = fields.integer("num_hidden_layers")
-    fields.only("layer_types", *([name] * layers for name in SPARSE))
+    layers = sparse_layers(fields)
     sizes = read_index_sizes(fields, interleaved=True)
     decoder = read_latent(fields, indexing=(Indexing(sizes, read_own(fields, layers)),))
     fields.done()
