@@ -9,7 +9,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ class Quantization:
 
     def kind(self, module: str) -> str:
         """How a linear module's weight should be stored: a kind of loading.scaled, "" = plain."""
-        if any(matches(pattern, module) for pattern in self.ignored):
+        if matches_any(self.ignored, module):
             return ""
         kinds = (rule.kind for rule in self.rules if matches(rule.pattern, module))
         return next(kinds, "")
@@ -83,24 +83,37 @@ def matches(pattern: str, module: str) -> bool:
     A glob is tried on the whole name, on each parent of it, on each of its parts, and on the names
     that engines give to the fused matrix it becomes part of.
     """
-    if pattern == "Linear":
-        return not module.endswith("embed_tokens")  # a table, though a tied head multiplies by it
+    return matches_any((pattern,), module)
+
+
+def matches_any(patterns: tuple[str, ...], module: str) -> bool:
+    """Whether one of the patterns means a module."""
+    if "Linear" in patterns and not module.endswith("embed_tokens"):
+        return True  # a table is none, though a tied head multiplies by it
     names = [module]
     stem, _, last = module.rpartition(".")
     if last in _FUSED:
         names.append(f"{stem}.{_FUSED[last]}" if stem else _FUSED[last])
-    if pattern.startswith("re:"):
-        return any(re.match(pattern[3:], name) for name in names)
-    return any(_glob(pattern, name) for name in names)
+    expressions = [pattern[3:] for pattern in patterns if pattern.startswith("re:")]
+    if any(re.match(expression, name) for expression in expressions for name in names):
+        return True
+    return any(_glob(patterns, name) for name in names)
 
 
 @lru_cache(1 << 14)
-def _glob(pattern: str, name: str) -> bool:
+def _glob(patterns: tuple[str, ...], name: str) -> bool:
     """Of a name, its parents, or any of their last parts. Tens of thousands of experts share
     their parents, so those are looked at once."""
     parent, _, last = name.rpartition(".")
-    found = fnmatchcase(last, pattern) or fnmatchcase(name, pattern)
-    return found or (bool(parent) and _glob(pattern, parent))
+    match = _compiled(patterns).match
+    found = bool(match(last) or match(name))
+    return found or (bool(parent) and _glob(patterns, parent))
+
+
+@lru_cache(64)
+def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    globs = [pattern for pattern in patterns if not pattern.startswith("re:")]
+    return re.compile("|".join(map(translate, globs)) or r"(?!)")
 
 
 def read_quantization(path: Path, config: Mapping[str, Any], wish: str = AUTO) -> Quantization:

@@ -46,6 +46,8 @@ _HOPPER = (9, 0), 232_448, 132
 CHIPS = {
     "h100": Chip("H100", 3.35e12, _rates(989, 1979, 989), 79 * GIB, 360e9, 8e-6, *_HOPPER),
     "h200": Chip("H200", 4.8e12, _rates(989, 1979, 989), 139 * GIB, 360e9, 8e-6, *_HOPPER),
+    # What large copies and products reach on one, which is what kernels are best held against.
+    "h200-measured": Chip("H200", 4.3e12, _rates(788, 1450, 788), 139 * GIB, 360e9, 8e-6, *_HOPPER),
     "b200": Chip(
         "B200", 8.0e12, _rates(2250, 4500, 9000), 179 * GIB, 700e9, 8e-6, (10, 0), 232_448, 148
     ),
