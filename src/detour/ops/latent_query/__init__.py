@@ -41,6 +41,11 @@ def latent_query(q: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, interleaved:
     """
     plain, rank = keys.shape[1:]
     out = torch.empty(*q.shape[:2], rank + q.shape[2] - plain, dtype=q.dtype, device=q.device)
-    out[..., :rank] = torch.bmm(q[..., :plain].transpose(0, 1), keys).transpose(0, 1)
-    out[..., rank:] = rotate_first(q[..., plain:].float(), cos, sin, interleaved)
+    torch.bmm(q[..., :plain].transpose(0, 1), keys, out=out[..., :rank].transpose(0, 1))
+    turned = q[..., plain:].float().contiguous()
+    if interleaved:  # few launches: on a GPU nothing else computes this
+        pairs = torch.view_as_complex(turned.unflatten(-1, (-1, 2)))
+        out[..., rank:] = torch.view_as_real(pairs * torch.complex(cos, sin)[:, None]).flatten(-2)
+    else:
+        out[..., rank:] = rotate_first(turned, cos, sin, interleaved)
     return out
