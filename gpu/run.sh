@@ -23,4 +23,11 @@ for part in 0 1 2 3 4 5 6 7; do
 done
 wait
 python3 bench/kernels.py --json "$OUT/kernels.json" "$@" 2>"$OUT/kernels.err" | tee "$OUT/kernels.txt"
-python3 bench/decode.py --sampled --profile 1,64 2>&1 | tee "$OUT/decode.txt"
+offline="python3 -m detour bench offline --load-format dummy"
+{
+  $offline --model bench/llama31-8b-shape.json --batch 1 8 64 256 --context 1024 --prompts --profile
+  $offline --model bench/llama31-8b-shape.json --batch 1 64 --context 1024 --sampling top-p
+  $offline --model bench/llama31-8b-shape.json --batch 1 64 --context 1024 --disable-cuda-graph
+  $offline --model bench/glm5-tp8-slice.json --batch 1 8 64 256 512 --kv-cache-dtype fp8 \
+    --simulate-routing uniform --prompts --profile
+} 2>&1 | tee "$OUT/steps.txt"

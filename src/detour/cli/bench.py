@@ -4,7 +4,10 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-BENCHES = {"serve": ("detour.bench.serving", "drive an OpenAI or native endpoint, print figures")}
+BENCHES = {
+    "serve": ("detour.bench.serving", "drive an OpenAI or native endpoint, print figures"),
+    "offline": ("detour.cli.bench_offline", "time steps of a fixed batch, without a server"),
+}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from detour.layers.even_routing import EvenRouting
 from detour.layers.experts import Experts
 from detour.layers.linear import Linear, Part
 from detour.layers.mlp import GatedMLP
@@ -44,13 +45,18 @@ class Router:
         self.no_bias = torch.empty(0, device=site.device.torch_device)
         need = {"dtype": torch.float32, "experts": count, "rule": mixture.rule}
         self.choose = site.routes.route(routing, need)
+        self.even: tuple[EvenRouting, ...] = ()
+        if site.even_routing:
+            device, seed = site.device.torch_device, len(site.parameters)
+            self.even = (EvenRouting(count, mixture.rule.top_k, seed, device),)
+            site.routers.extend(self.even)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[T, hidden] -> weights [T, k] float32, experts [T, k] int64."""
         bias = self.no_bias if self.bias is None else self.bias.value
         logits = self.logits(x.to(self.dtype)).float()
-        chosen: tuple[Tensor, Tensor] = self.choose(logits, bias, self.rule)
-        return chosen
+        weights, experts = self.choose(logits, bias, self.rule)
+        return weights, self.even[0](len(x)) if self.even else experts
 
 
 class MixtureOfExperts:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from detour.errors import CheckpointError
+from detour.layers.even_routing import EvenRouting
 from detour.loading.checkpoint import Checkpoint
 from detour.loading.tensors import return_freed_memory
 from detour.ops.device import Device
@@ -240,6 +241,7 @@ class Site:
     """Where a model is built: what its layers need to know, and the list of their parameters.
 
     expected: a module's name to the packing ("" = none) that dummy weights of it get.
+    even_routing: tokens go to experts drawn evenly; `routers` are the layers' draws.
     """
 
     device: Device
@@ -248,6 +250,8 @@ class Site:
     group: Group = Group()
     parameters: list[Parameter] = field(default_factory=list)
     expected: Callable[[str], str] = nothing_packed
+    even_routing: bool = False
+    routers: list[EvenRouting] = field(default_factory=list)
 
     def tensor(self, shape: tuple[int, ...], *pieces: Piece, spread: float = -1.0) -> Parameter:
         """A new parameter; `spread` is the standard deviation of dummy values, < 0 = ones."""

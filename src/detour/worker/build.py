@@ -51,7 +51,8 @@ def build_model(settings: WorkerSettings) -> BuiltModel:
     dtype = choose_dtype(settings.dtype, str(config.get("dtype") or ""), device)
     kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype)
     routes = Routes(device, settings.backends, settings.strict_backends)
-    site = Site(device, dtype, routes, expected=method.kind)
+    even = settings.even_routing
+    site = Site(device, dtype, routes, expected=method.kind, even_routing=even)
     architecture = find(config)
     model: Model = architecture.build(architecture.read(config), site, kv_dtype)
     total = sum(parameter.numel for parameter in site.parameters)

@@ -28,5 +28,6 @@ class WorkerSettings:
     backends: Mapping[str, str] = field(default_factory=dict)  # op -> backend wished for
     strict_backends: bool = False  # a wish that cannot be met is an error
     seed: int = 0  # of dummy weights
+    even_routing: bool = False  # tokens go to experts drawn evenly: answers mean nothing
     graph_sizes: tuple[int, ...] = ()  # GPU: rows of the decode steps kept as CUDA graphs
     progress: bool = True  # a bar while weights are read, on a terminal
