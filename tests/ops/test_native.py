@@ -51,21 +51,21 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(dtype, packing, column
 def attend(q, keys, values, start, pieces, page_size, others=0):
     """Attention of tokens [start, ...) of a sequence cut into pieces, beside `others` sequences."""
     backend, length = attention.discover()["native"], len(keys)
-    shape = AttentionShape(6, 2, 64, 0.125, grouped_query(q.dtype, 2, 64))
+    shape = AttentionShape(6, 2, 64, 0.125, grouped_query(keys.dtype, 2, 64))
     out, first = [], start
     for piece in pieces:
         rows = [(7 * n, 1) for n in range(others)] + [(first, piece)]
         batch = make_batch(rows, page_size, torch.device("cpu"), source(page_size))
-        cache = torch.full(
-            (2, int(batch.page_table.max()) + 1, page_size, 2, 64), 0.5, dtype=q.dtype
-        )
+        cache = torch.full((2, int(batch.page_table.max()) + 1, page_size, 2, 64), 0.5)
         places = np.arange(-(-(first + piece) // page_size) * page_size)
         table = batch.page_table[-1].numpy()
         slots = torch.from_numpy(table[places // page_size] * page_size + places % page_size).long()
         flat = cache.view(2, -1, 2, 64)
         flat[:, slots] = torch.nan  # past the end of the sequence
         slots = slots[: first + piece]
-        flat[0, slots], flat[1, slots] = keys[: len(slots)], values[: len(slots)]
+        for place, given in enumerate((keys, values)):
+            flat[place, slots] = given[: len(slots)].float()
+        cache = cache.to(keys.dtype)
         fed = torch.zeros(others + piece, 6, 64, dtype=q.dtype)
         fed[others:] = q[first : first + piece]
         out.append(backend.run(backend.plan(batch, shape), fed, cache[0], cache[1])[others:])
@@ -75,11 +75,12 @@ def attend(q, keys, values, start, pieces, page_size, others=0):
 
 
 @both_dtypes
-def test_attention_does_not_depend_on_chunks_pages_or_neighbours(dtype):
+@pytest.mark.parametrize("cached", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_attention_does_not_depend_on_chunks_pages_or_neighbours(dtype, cached):
     length, start = 150, 20
     q = torch.randn(length, 6, 64, generator=source(3)).to(dtype)
-    keys = torch.randn(length, 2, 64, generator=source(4)).to(dtype)
-    values = torch.randn(length, 2, 64, generator=source(5)).to(dtype)
+    keys = torch.randn(length, 2, 64, generator=source(4)).to(cached)
+    values = torch.randn(length, 2, 64, generator=source(5)).to(cached)
     whole = attend(q, keys, values, start, [length - start], 16)
     assert torch.isfinite(whole).all()
     for pieces, page_size, others in (
