@@ -1,7 +1,8 @@
 """`detour doctor`: would this command line serve this model here? Without loading a weight."""
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
@@ -13,14 +14,25 @@ from detour.config.parse import make_parser, parse
 from detour.worker.checkup import problems, surprises
 
 
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    log = logging.getLogger("detour")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
 def main(argv: Sequence[str]) -> int:
     """0 = it would serve; 1 = something has to be changed first."""
     what = "Say whether a model would fit and run, and how fast at best, without loading it."
     parser = make_parser("detour doctor", what)
     add_arguments(parser)
     parsed = parse(argv, parser)
-    logging.getLogger("detour").setLevel(logging.ERROR)  # what it warns of is said below
-    target = read_target(parsed)
+    with _silence():  # what is warned of is said below
+        target = read_target(parsed)
     console = Console()
     for table in (weights_table(target), room_table(target), routes_table(target)):
         console.print(table)
