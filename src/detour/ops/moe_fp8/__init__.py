@@ -64,8 +64,8 @@ def moe_fp8(
     gate_up [E, 2I, H] e4m3 (gate rows, then up rows), gate_up_scale [E, s, 1 or H / 128 (rounded
     up)] float32, gate_up_row [2I] int32: which of the s is a row's, the same for all experts;
     down [E, H, I], down_scale, down_row [H] likewise. Weights are expanded (ops/scaled.py) for the
-    experts that are hit alone, and rounded to x's dtype. The sum is taken in float32, in the
-    order of expert numbers, and cast to x's dtype at the end.
+    experts that are hit alone; they may be rounded to x's dtype, as here. The sum is taken in
+    float32, in the order of expert numbers, and cast to x's dtype at the end.
     """
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in experts.unique().tolist():
