@@ -29,5 +29,7 @@ def latent_value(latents: Tensor, values: Tensor) -> Tensor:
 
     The counterpart of latent_query. A need is {"dtype", "heads", "width", "rank"}.
     """
-    result = torch.bmm(latents.transpose(0, 1), values.transpose(1, 2))
-    return result.transpose(0, 1).flatten(1)
+    shape = (len(latents), *values.shape[:2])
+    out = torch.empty(shape, dtype=latents.dtype, device=latents.device)
+    torch.bmm(latents.transpose(0, 1), values.transpose(1, 2), out=out.transpose(0, 1))
+    return out.flatten(1)
