@@ -11,6 +11,8 @@ from detour.config.options import Config
 from detour.engine.channel import Ready
 from detour.errors import CheckpointError, ConfigError
 from detour.launch import chat_template, listen, open_model, origins, welcome
+from detour.text.reasoning import Thinking
+from detour.text.tool_calls import find_tool_parser
 
 READY = Ready(
     num_pages=65,
@@ -74,6 +76,19 @@ def test_a_chat_template_of_ones_own(tiny_llama, environment, tmp_path):
     assert template.render([{"role": "user", "content": "hi"}], [], True, False, {}) == "hi!"
     with pytest.raises(ConfigError, match="--chat-template /no/file cannot be read"):
         chat_template("/no/file", tokenizer)
+
+
+def test_parsers_are_found_by_name_or_by_the_template(tiny_llama, environment, tmp_path):
+    template = tmp_path / "glm.jinja"
+    template.write_text("<tool_call>{{ name }}<arg_key></think>")
+    options = {"model": str(tiny_llama), "chat_template": str(template)}
+    syntax = open_model(Config(**options), environment).settings.syntax
+    assert syntax.tool_parser is find_tool_parser("glm47") and syntax.thinking is None
+    syntax = open_model(Config(reasoning_parser="auto", **options), environment).settings.syntax
+    assert syntax.thinking == Thinking()
+    for wrong in ({"reasoning_parser": "glm99"}, {"tool_call_parser": "glm99"}):
+        with pytest.raises(ConfigError, match="no .* parser 'glm99'; there are: auto, "):
+            open_model(Config(**options, **wrong), environment)
 
 
 def test_a_model_without_a_tokenizer_is_refused_unless_it_is_a_dummy(
