@@ -74,36 +74,35 @@ def threshold(keys, top_k, have):
 
 @triton.jit
 def read_keys(
-    scores, best, token, begin, length, total, columns,
-    COUNT: tl.constexpr, FIRST: tl.constexpr,
+    scores, best, token, begin, end, stride, COUNT: tl.constexpr, FIRST: tl.constexpr
 ):  # fmt: skip
-    """Keys [begin, begin + COUNT) of the row's scores (FIRST) or of its `total` candidates."""
+    """Keys [begin, begin + COUNT) of the row's scores (FIRST) or candidates, of which `end` count."""
     at = begin + tl.arange(0, COUNT)
+    inside = at < end
     if FIRST:
-        inside = at < length
-        keys = ordered(tl.load(scores + token * columns + at, mask=inside, other=0.0))
+        keys = ordered(tl.load(scores + token * stride + at, mask=inside, other=0.0))
         return tl.where(inside, keys, NONE)
-    return tl.load(best + token * total + at, mask=at < total, other=NONE)
+    return tl.load(best + token * stride + at, mask=inside, other=NONE)
 
 
 @triton.jit
 def select(
     scores, positions, lengths, row_of_token, table, slots, counts, best, best_at,
     columns, table_stride, top_k, parts,
-    BLOCK: tl.constexpr, CHUNK: tl.constexpr, TOP_P: tl.constexpr, PAGE: tl.constexpr,
-    FIRST: tl.constexpr, LAST: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, SEGMENT: tl.constexpr, TOP_P: tl.constexpr,
+    PAGE: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """One segment of one token's scores. FIRST reads scores, else candidates of `parts` segments;
     LAST writes slots, else candidates (keys and positions, NONE and -1 where there are none).
+    A row that lies in the first segment, however many there are, is done with by FIRST.
 
     All keys are held while their level is searched, then read again, CHUNK at a time, so that a
     thread's registers hold no more than its keys."""
     token = tl.program_id(0).to(tl.int64)
     segment = tl.program_id(1)
     length = tl.load(lengths + token)
+    places = table + tl.load(row_of_token + token) * table_stride
     if LAST:
-        row = tl.load(row_of_token + token)
-        places = table + row * table_stride
         tl.store(counts + token, tl.minimum(length, top_k))
         if length <= top_k:
             j = tl.arange(0, TOP_P)
@@ -111,21 +110,31 @@ def select(
             slot = tl.where(j < length, page * PAGE + j % PAGE, -1)
             tl.store(slots + token * top_k + j, slot, mask=j < top_k)
             return
+        if not FIRST and length <= SEGMENT:
+            return
+    elif (length <= top_k) | (length <= segment * BLOCK):
+        return
+    alone = length <= SEGMENT
     begin = segment * BLOCK
-    total = parts * top_k
-    have = tl.minimum(tl.maximum(length - begin, 0), BLOCK) if FIRST else tl.minimum(length, total)
+    if FIRST:
+        end = tl.minimum(length, begin + BLOCK)
+        stride = columns
+        have = end - begin
+    else:
+        end = tl.cdiv(length, SEGMENT) * top_k
+        stride = parts * top_k
+        have = tl.minimum(length, end)
     wanted = tl.minimum(top_k, have)
     level = wanted * 0 + NONE
     spare = wanted * 0
     if have > wanted:
-        keys = read_keys(scores, best, token, begin, length, total, columns, BLOCK, FIRST)
+        keys = read_keys(scores, best, token, begin, end, stride, BLOCK, FIRST)
         level = threshold(keys, wanted, have)
         spare = wanted - tl.sum((keys > level).to(tl.int32), 0)  # of those that equal the level
     before = wanted * 0  # chosen so far
     alike = wanted * 0  # of them, or passed over: those that equal the level
-    for start in range(tl.cdiv(have, CHUNK) if FIRST else tl.cdiv(total, CHUNK)):
-        first = begin + start * CHUNK
-        keys = read_keys(scores, best, token, first, length, total, columns, CHUNK, FIRST)
+    for first in range(begin, end, CHUNK):
+        keys = read_keys(scores, best, token, first, end, stride, CHUNK, FIRST)
         at = first + tl.arange(0, CHUNK)
         higher = (keys > level).to(tl.int32)
         equal = ((keys == level) & (keys != NONE)).to(tl.int32)
@@ -141,15 +150,15 @@ def select(
         alike += (sums >> 16) & 0xFFFF
         where = at
         if not FIRST:
-            where = tl.load(positions + token * total + at, mask=chosen, other=0)
-        if LAST:
+            where = tl.load(positions + token * stride + at, mask=chosen, other=0)
+        if LAST or alone:
             page = tl.load(places + where // PAGE, mask=chosen, other=0)
             tl.store(slots + token * top_k + place, page * PAGE + where % PAGE, mask=chosen)
         else:
             base = (token * parts + segment) * top_k
             tl.store(best + base + place, keys, mask=chosen)
             tl.store(best_at + base + place, where, mask=chosen)
-    if not LAST:
+    if not LAST and not alone:
         base = (token * parts + segment) * top_k
         j = tl.arange(0, TOP_P)
         rest = (j >= wanted) & (j < top_k)
@@ -187,8 +196,9 @@ def launch(
         select[(tokens, segments)](
             scores, best_at, lengths, row_of_token, page_table, slots, counts, best, best_at,
             columns, page_table.stride(0), top_k, parts,
-            BLOCK=block, CHUNK=min(block, cut.chunk), TOP_P=top_p, PAGE=page_size,
-            FIRST=first, LAST=last, num_warps=min(32, max(4, block // cut.warp)),
+            BLOCK=block, CHUNK=min(block, cut.chunk), SEGMENT=block if first else cut.segment,
+            TOP_P=top_p, PAGE=page_size, FIRST=first, LAST=last,
+            num_warps=min(32, max(4, block // cut.warp)),
         )  # fmt: skip
 
     if not tokens:
