@@ -80,3 +80,16 @@ def test_the_list_of_flags_is_up_to_date():
 def test_the_changelog_starts_with_what_is_not_released():
     headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] == "[Unreleased]"
+
+
+def test_every_gpu_backend_has_a_line_that_says_where_it_is_proven():
+    lines = re.findall(
+        r"^\| (`.*?`) \| (\w+) \|", (ROOT / "docs" / "backends.md").read_text(), re.MULTILINE
+    )
+    told = {(op, backend) for ops, backend in lines for op in CODE.findall(ops)}
+    there = set()
+    for file in (SRC / "ops").glob("*/*.py"):
+        if file.stem in ("triton", "cuda"):
+            ops = re.findall(r"^@(\w+)\.backend\(\s*\"(\w+)\"", file.read_text(), re.MULTILINE)
+            there |= set(ops)
+    assert told == there
