@@ -76,11 +76,13 @@ def room_table(target: Target) -> Table:
 def bounds_table(target: Target) -> Table:
     """The least a decode step can take, whatever the kernels."""
     assert target.chip is not None
-    columns = ("at once", "in the cache", "step ms", "all-reduce ms", "tok/s", "longest parts")
+    columns = ("wanted", "running", "step ms", "all-reduce ms", "tok/s", "longest parts")
     table = titled(target, "Bound of a decode step", *columns)
-    table.columns[-1].justify = "left"
+    table.columns[-1].justify = table.caption_justify = "left"
+    table.caption = "As many run as --max-running-requests and the cache allow."
     for wanted in target.concurrencies:
-        held = min(wanted, target.fits.fit(target.mean_context)) or wanted
+        fits = target.fits
+        held = min(wanted, fits.sequences, fits.fit(target.mean_context)) or wanted
         bound = decode_bound(target.model, target.chip, held, target.mean_context)
         longest = ", ".join(
             f"{part} {1e3 * seconds:.2f}" for part, seconds in list(bound.by_part.items())[:3]
