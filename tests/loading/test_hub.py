@@ -268,3 +268,11 @@ def test_finding_a_model_loads_no_torch():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+def test_the_pocket_model_lies_beside_the_package_or_is_told_to_be_trained(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"does not come .* scripts/pocket/train\.py"):
+        hub.pocket_model(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert hub.pocket_model(tmp_path) == tmp_path

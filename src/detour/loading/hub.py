@@ -49,6 +49,8 @@ SMOLLM2 = EmbeddedModel(
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 EMBEDDED = {DEFAULT_MODEL: SMOLLM2}
+# Small enough to lie beside this file, in a folder of the same name.
+POCKET_MODEL = "pocket-glm5"
 
 
 def resolve_model(
@@ -63,8 +65,8 @@ def resolve_model(
 ) -> Path:
     """The folder or `.gguf` file that `model` names, fetched into `cache_dir` if not local.
 
-    model: a folder, a `.gguf` file, a hub id `org/name` or `org/name:file.gguf`, or the embedded
-        default ("", "default" or "smollm2-135m-instruct").
+    model: a folder, a `.gguf` file, a hub id `org/name` or `org/name:file.gguf`, the embedded
+        default ("", "default" or "smollm2-135m-instruct"), or "pocket-glm5".
     revision, token: a hub repository's branch, tag or commit, and the access token for gated ones.
     offline: use only what was fetched before.
     weights: False = a hub repository's small files will do.
@@ -80,6 +82,8 @@ def resolve_model(
     path = Path(name).expanduser()
     if path.exists():
         return local_model(path)
+    if name.lower() == POCKET_MODEL:
+        return pocket_model(Path(__file__).with_name(POCKET_MODEL))
     if path.is_absolute() or name.startswith((".", "~")):
         raise CheckpointError(f"There is no model at {path}: the path does not exist.")
     match = HUB_ID.fullmatch(name)
@@ -119,6 +123,16 @@ def local_model(path: Path) -> Path:
         names = ", ".join(p.name for p in ggufs)
         raise CheckpointError(f"{path} holds {len(ggufs)} GGUF models ({names}): name one of them.")
     raise CheckpointError(f"{path} is no model: it holds neither a config.json nor a .gguf file.")
+
+
+def pocket_model(folder: Path) -> Path:
+    """The tiny GLM-5 that comes with the package."""
+    if (folder / "model.safetensors").is_file():
+        return folder
+    raise CheckpointError(
+        f"{POCKET_MODEL} does not come with this installation: train it with "
+        "scripts/pocket/train.py and give its folder."
+    )
 
 
 # --- the embedded model ---------------------------------------------------------------------------
