@@ -83,7 +83,7 @@ def _print(job: Job, errors: Mapping[int, Errors]) -> None:
     table.add_column("matrices", justify="right")
     table.add_column("relative RMS", justify="right")
     table.add_column("worst", justify="right")
-    table.add_column("where")
+    table.add_column("where", overflow="fold")
     total = Errors()
     for layer, one in errors.items():
         total = total.and_those(one)
