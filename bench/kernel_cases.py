@@ -19,6 +19,7 @@ from detour.ops.latent_write import latent_write
 from detour.ops.mla import LatentShape, dense_mla, make_cache, sparse_mla
 from detour.ops.mla import cuda as mla_cuda
 from detour.ops.mla import triton as mla_triton
+from detour.ops.moe import triton as plain_triton
 from detour.ops.moe_nvfp4 import make_inputs as moe_inputs
 from detour.ops.moe_nvfp4 import triton as moe_triton
 from detour.ops.norm import add_rms_norm, rms_norm
@@ -53,6 +54,37 @@ def experts_cases(variants: bool) -> Iterator[Case]:
                 return [lambda: moe_triton.launch(blocks, True, *arguments)]
 
             yield Case("moe_nvfp4", name, label, size, work, make)
+
+
+def plain_experts_cases(variants: bool) -> Iterator[Case]:
+    """Experts of Qwen3-30B-A3B's shape in bfloat16."""
+    hidden, width, experts, top_k = 2048, 768, 128, 8
+    shapes = ((experts, 2 * width, hidden), (experts, hidden, width))
+    for tokens in (1, 64, 512, 8192):
+        draws = torch.rand(tokens, experts, generator=source(), device=GPU).topk(top_k)
+        covered = len(draws.indices.unique())
+        size = covered * 3 * hidden * width * 2 + 4 * tokens * hidden
+        chosen = plain_triton.choose_blocks(tokens * top_k, experts)
+        tried = {"triton": chosen}
+        if variants:
+            for shape in ((8, 64, 64, 4, 4), (16, 32, 128, 4, 3), (32, 128, 64, 8, 3)):
+                tried["{}x{}x{}w{}s{}".format(*shape)] = plain_triton.Blocks(*shape)
+            tried["64x128x64w8s3"] = plain_triton.Blocks(64, 128, 64, 8, 3)
+        for name, blocks in tried.items():
+
+            def make(tokens: int = tokens, blocks: Any = blocks, draws: Any = draws) -> Calls:
+                x = torch.randn(tokens, hidden, device=GPU, dtype=BF16)
+                many = [
+                    [torch.randn(shape, device=GPU, dtype=BF16) * 0.02 for shape in shapes]
+                    for _ in range(1 if tokens > 8 else 2)
+                ]
+                return [
+                    lambda m=m: plain_triton.launch(blocks, x, *m, draws.values, draws.indices)
+                    for m in many
+                ]
+
+            label = f"T={tokens} {covered}/{experts} experts bf16"
+            yield Case("moe", name, label, size, tokens * top_k * 6 * hidden * width, make)
 
 
 def moe_variants(tokens: int, chosen: Any) -> dict[str, Any]:
@@ -354,7 +386,7 @@ def copy_case(variants: bool) -> Iterator[Case]:
 
 def cases(variants: bool) -> Iterator[Case]:
     for part in (
-        copy_case, experts_cases, sparse_cases, dense_cases, indexer_cases, topk_cases,
+        copy_case, experts_cases, plain_experts_cases, sparse_cases, dense_cases, indexer_cases, topk_cases,
         attention_cases, small_cases, gemm_cases, sampling_cases,
     ):  # fmt: skip
         yield from part(variants)

@@ -70,14 +70,14 @@ def test_a_function_fits_on_a_screen(path):
     wide = [
         f"{function.name}: {len(parameters_of(function))} parameters"
         for function in functions_of(path)
-        if len(parameters_of(function)) > PARAMETERS
+        if len(parameters_of(function)) > PARAMETERS and not is_kernel(function)
     ]
     assert long == []
     assert wide == [] or is_backend(path) or is_reference(path)
 
 
 def is_kernel(function: Function) -> bool:
-    """Triton compiles one function: what it inlines must stand in it."""
+    """Triton compiles one function: what it inlines must stand in it, and all its pointers come in."""
     return any("triton.jit" in ast.unparse(decorator) for decorator in function.decorator_list)
 
 

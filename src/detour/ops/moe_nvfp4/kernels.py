@@ -1,4 +1,4 @@
-"""Triton kernels of the NVFP4 expert layer: sort, gate/up + SwiGLU, down, sum.
+"""Triton kernels of the NVFP4 expert layer: sort, gate/up + SwiGLU, down.
 
 Weights are the matrix units' M side and tokens the N side, so 2 to 16 tokens an expert waste
 nothing. A weight is e2m1 * e4m3, exact in float16; activations are float16 with a power-of-two
@@ -8,6 +8,8 @@ each: activations are stored with their even columns before their odd ones.
 
 import triton
 import triton.language as tl
+
+from detour.ops.expert_tiles import list_tiles, rank_pairs
 
 
 @triton.jit
@@ -69,36 +71,9 @@ def sort_and_scale(
     (position in the order by expert, ties by pair), the rest scale a token's row to float16."""
     program = tl.program_id(0)
     if program == 0:
-        ids = tl.arange(0, EB)
-        counts = tl.zeros((EB,), tl.int32)
-        for first in range(0, pairs, CHUNK):
-            at = first + tl.arange(0, CHUNK)
-            some = tl.load(experts + at, mask=at < pairs, other=EB - 1).to(tl.int32)
-            counts += tl.histogram(some, EB)
-            # pairs beyond the end were counted as the last id
-            counts -= tl.where(ids == EB - 1, tl.sum((at >= pairs).to(tl.int32), 0), 0)
-        end = tl.cumsum(counts, 0)
-        tl.store(ends + ids, end, mask=ids < E)
-        needed = (counts + BM - 1) // BM
-        base = tl.cumsum(needed, 0) - needed
-        for step in range(tl.max(needed, 0)):
-            here = step < needed
-            tl.store(tile_expert + base + step, ids, mask=here)
-            tl.store(tile_start + base + step, end - counts + step * BM, mask=here)
-        rest = tl.arange(0, TILES)
-        tl.store(tile_expert + rest, -1, mask=(rest >= tl.sum(needed, 0)) & (rest < tiles))
+        list_tiles(experts, ends, tile_expert, tile_start, pairs, tiles, EB, E, BM, CHUNK, TILES)
     elif program <= RANKS:
-        own = (program - 1) * 64 + tl.arange(0, 64)
-        mine = tl.load(experts + own, mask=own < pairs, other=EB).to(tl.int32)
-        rank = tl.zeros((64,), tl.int32)
-        for first in range(0, pairs, 64):
-            at = first + tl.arange(0, 64)
-            other = tl.load(experts + at, mask=at < pairs, other=EB + 1).to(tl.int32)
-            before = (other[None, :] < mine[:, None]) | (
-                (other[None, :] == mine[:, None]) & (at[None, :] < own[:, None])
-            )
-            rank += tl.sum(before.to(tl.int32), 1)
-        tl.store(order + rank, own, mask=own < pairs)
+        rank_pairs(experts, order, pairs, program - 1, EB)
     else:
         token = (program - 1 - RANKS).to(tl.int64)
         at = tl.arange(0, HB)
@@ -200,16 +175,3 @@ def down_weighted(
         sums = tl.dot(even, even_x, sums)
         sums = tl.dot(odd, odd_x, sums) * factor[None, :]
         tl.store(target + step * BN, sums.to(output.dtype.element_ty), mask=live[None, :])
-
-
-@triton.jit
-def sum_pairs(parts, output, H: tl.constexpr, TOP_K: tl.constexpr, BH: tl.constexpr):
-    """output[t, :] = the sum of the token's TOP_K pairs, in float32."""
-    token = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BH + tl.arange(0, BH)
-    total = tl.zeros((BH,), tl.float32)
-    for j in tl.static_range(TOP_K):
-        total += tl.load(parts + (token * TOP_K + j) * H + at, mask=at < H, other=0.0).to(
-            tl.float32
-        )
-    tl.store(output + token * H + at, total.to(output.dtype.element_ty), mask=at < H)

@@ -7,12 +7,10 @@ import triton
 from torch import Tensor
 
 from detour.ops.device import Device
+from detour.ops.expert_tiles import RANKED_PAIRS, add_up
 from detour.ops.moe_nvfp4 import kernels, moe_nvfp4
 from detour.ops.op import Need
 from detour.ops.triton_device import FP8, triton_reasons
-
-# Above this many (token, expert) pairs a radix sort beats ranking every pair against every other.
-RANKED_PAIRS = 8192
 
 
 @dataclass(frozen=True)
@@ -97,10 +95,7 @@ def launch(blocks: Blocks, asm: bool, *args: Tensor) -> Tensor:
         STAGES=blocks.down_stages, ASM=asm, num_warps=blocks.down_warps,
     )  # fmt: skip
     output = torch.empty_like(x)
-    block = min(1024, power(hidden))
-    kernels.sum_pairs[(tokens, triton.cdiv(hidden, block))](
-        parts, output, H=hidden, TOP_K=top_k, BH=block, num_warps=4
-    )
+    add_up(parts, output)
     return output
 
 
