@@ -1,9 +1,13 @@
 """The server's life as an operator sees it: both processes, signals, and what is left behind."""
 
+import json
 import os
 import select
+import shutil
 import signal
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -80,20 +84,60 @@ def test_a_second_signal_ends_it_now(start, tmp_path):
     assert list(tmp_path.glob("detour-*")) == []
 
 
-def test_a_dead_engine_is_explained_to_all(start):
-    running = start().wait_until_up()
+def said(lines):
+    """The text of a stream of completion events, and how it ended."""
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert all("error" not in event for event in events), events[-1]
+    text = "".join(choice["text"] for event in events for choice in event["choices"])
+    return text, events[-1]["choices"][0]["finish_reason"], len(events)
+
+
+def test_open_requests_go_on_when_the_engine_is_killed(start, tmp_path):
+    running = start("--dtype", "float32").wait_until_up()
+    body = {"prompt": "a", "max_tokens": 700, "ignore_eos": True, "stream": True}
+    body["temperature"] = 0
+    bodies = [body, body | {"seed": 5, "temperature": 1.5}, body | {"frequency_penalty": 0.5}]
+    url = f"{running.url}/v1/completions"
+
+    def ask(number):
+        with httpx.stream("POST", url, json=bodies[number % 3], timeout=100) as response:
+            return said(list(response.iter_lines()))
+
+    undisturbed = [ask(number) for number in range(3)]
+    with ThreadPoolExecutor(12) as pool:
+        answers = [pool.submit(ask, number) for number in range(12)]
+        for _ in range(3):
+            time.sleep(0.7)
+            if not all(answer.done() for answer in answers):
+                os.kill(running.engine_pid, signal.SIGKILL)
+                running.wait_until_said("starting the engine again")
+                running.lines.clear()
+                while httpx.get(f"{running.url}/health", timeout=60).status_code != 200:
+                    time.sleep(0.1)
+        assert [answer.result()[:2] for answer in answers] == [
+            undisturbed[number % 3][:2] for number in range(12)
+        ]
+    assert running.stop() == 0
+    assert list(tmp_path.glob("detour-*")) == []
+
+
+def test_an_engine_that_cannot_be_started_again_is_explained_to_all(start, tiny_llama, tmp_path):
+    model = shutil.copytree(tiny_llama, tmp_path / "model")
+    running = start("--model", str(model)).wait_until_up()
     with long_stream(running) as response:
         lines = response.iter_lines()
         next(lines)
+        (model / "model.safetensors").unlink()
         os.kill(running.engine_pid, signal.SIGKILL)
         rest = "\n".join(lines)
-    assert "The engine process was ended by SIGKILL" in rest
+    assert "It died 3 times in a row without a token between" in rest
+    assert "holds no" in rest or "safetensors" in rest
     health = httpx.get(f"{running.url}/health", timeout=60)
     assert health.status_code == 503
-    assert "SIGKILL" in health.text
+    assert health.json()["status"] == "failed"
     refused = httpx.post(f"{running.url}/v1/completions", json={"prompt": "a"}, timeout=60)
     assert refused.status_code == 503
-    assert "SIGKILL" in refused.json()["error"]["message"]
+    assert "times in a row" in refused.json()["error"]["message"]
     assert running.stop() == 0
 
 

@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import secrets
-import shutil
 import signal
 import socket
 import sys
@@ -27,9 +26,10 @@ from detour.api.settings import ApiSettings
 from detour.config.environment import Environment, child_environment
 from detour.config.options import EMBEDDED_MODEL, Config
 from detour.config.start import EngineStart, pack_start
-from detour.engine.channel import FrontChannel, Ready
+from detour.engine.channel import Ready
+from detour.engine.recovery import Recovery
 from detour.engine.remote import EngineClient
-from detour.engine.supervisor import REFUSED_TO_START, Supervisor
+from detour.engine.supervisor import Supervisor
 from detour.errors import ConfigError
 from detour.loading import tiny_tokenizer
 from detour.loading.hub import resolve_model
@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 ENGINE_COMMAND = (sys.executable, "-m", "detour.launch_engine")
 EMBEDDED_VOCABULARY = 49152  # tokens of EMBEDDED_MODEL
 NO_LIMIT = 2**31
-_LAST_WORDS_SECONDS = 2.0  # for a message that an engine sent before it ended
 _ENGINE_GRACE_SECONDS = 5.0
 
 Say = Callable[[str], None]
@@ -201,44 +200,42 @@ class _Server:
         self._model = model
         self._listener = listener
         self._say = say
+        seed = config.random_seed  # of dummy weights: the same for every engine of this run
+        self._seed = seed if seed >= 0 else secrets.randbits(31)
         self._stops = 0  # how often we were told to stop
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
-        folder = Path(tempfile.mkdtemp(prefix="detour-"))  # only we may enter it
-        addresses = (f"ipc://{folder}/to-engine", f"ipc://{folder}/to-front")
-        channel = FrontChannel(*addresses)
-        client = EngineClient(channel, self._config.max_queued_requests or NO_LIMIT)
-        supervisor = Supervisor(
-            ENGINE_COMMAND, child_environment(), pack_start(self._engine_start(addresses))
+        supervisor = Supervisor(ENGINE_COMMAND, child_environment())
+        most = self._config.max_queued_requests or NO_LIMIT
+        recovery = Recovery(
+            supervisor, self._first_words, lambda channel: EngineClient(channel, most)
         )
         try:
-            await supervisor.start()
-            return await self._serve(client, supervisor, folder)
+            await recovery.start()
+            return await self._serve(recovery, supervisor)
         finally:
-            supervisor.kill()
-            channel.close()
-            shutil.rmtree(folder, ignore_errors=True)
+            recovery.close()
 
-    def _engine_start(self, addresses: tuple[str, str]) -> EngineStart:
-        seed = self._config.random_seed
-        return EngineStart(
-            config=self._config,
-            model_path=str(self._model.path),
-            seed=seed if seed >= 0 else secrets.randbits(31),
-            to_engine=addresses[0],
-            to_front=addresses[1],
+    def _first_words(self, to_engine: str, to_front: str) -> bytes:
+        path = str(self._model.path)
+        return pack_start(
+            EngineStart(
+                config=self._config,
+                model_path=path,
+                seed=self._seed,
+                to_engine=to_engine,
+                to_front=to_front,
+            )
         )
 
-    async def _serve(self, client: EngineClient, supervisor: Supervisor, folder: Path) -> int:
+    async def _serve(self, recovery: Recovery, supervisor: Supervisor) -> int:
+        client = recovery.client
         http = self._http_server(client)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._told_to_stop, http, supervisor)
-        tasks = [
-            asyncio.create_task(client.run()),
-            asyncio.create_task(self._watch(client, supervisor)),
-        ]
+        keeping = asyncio.create_task(recovery.keep())
         serving = asyncio.create_task(http.serve([self._listener]))
         try:
             await _first(client.wait_until_up(), self._stop.wait(), serving)
@@ -247,16 +244,14 @@ class _Server:
                 await serving
                 raise ConfigError(client.failure)
             if client.state == "ready":
-                shutil.rmtree(
-                    folder, ignore_errors=True
-                )  # both ends are connected: the names may go
+                recovery.connected()
                 self._say(welcome(self._config, self._model.settings, client.ready, self._url()))
             await _first(self._stop.wait(), serving)
             await self._drain(client, supervisor, http, serving)
         finally:
-            for task in (*tasks, serving):
+            for task in (keeping, serving):
                 task.cancel()
-            await asyncio.gather(*tasks, serving, return_exceptions=True)
+            await asyncio.gather(keeping, serving, return_exceptions=True)
         return 0 if self._stops < 2 else 1
 
     def _http_server(self, client: EngineClient) -> _HttpServer:
@@ -288,15 +283,6 @@ class _Server:
         else:
             http.force_exit = True
             supervisor.kill()
-
-    async def _watch(self, client: EngineClient, supervisor: Supervisor) -> None:
-        """A dead engine fails the client: open requests end with an error, new ones are refused."""
-        why = await supervisor.watch()
-        if supervisor.exit_status == REFUSED_TO_START:
-            with contextlib.suppress(TimeoutError):  # its own reason says more
-                await asyncio.wait_for(client.wait_until_up(), _LAST_WORDS_SECONDS)
-        if why and client.state != "failed":
-            client.fail(why)
 
     async def _drain(
         self,

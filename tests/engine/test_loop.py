@@ -165,7 +165,8 @@ def test_a_failed_step_is_told_and_the_next_requests_are_served(depth, fault):
 
 def test_an_executor_that_always_fails_ends_the_engine():
     front = Front(*(Submit([long(n)]) for n in range(9)), Submit([long(9), long(10)]))
-    loop(front, raise_on=range(100)).run()
+    with pytest.raises(RuntimeError, match="5 steps in a row failed"):
+        loop(front, raise_on=range(100)).run()
     assert isinstance(front.heard[-1], Failed)
     assert "5 steps in a row failed" in front.heard[-1].message
     assert [f.status for f in front.finishes] == [500] * 5

@@ -229,15 +229,13 @@ async def test_questions_are_shared_while_they_are_out(rig):
     again.cancel()
 
 
-@pytest.mark.parametrize("by_message", [True, False])
-async def test_dead_engine_ends_everything_with_a_sentence(rig, by_message):
+async def test_dead_engine_ends_everything_with_a_sentence(rig):
     (sid,), (listener,) = rig.open()
     question = asyncio.create_task(rig.client.stats())
     await asyncio.sleep(0)
-    if by_message:
-        await rig.say(Failed("The engine ran out of memory."))
-    else:
-        rig.client.fail("The engine ran out of memory.")
+    await rig.say(Failed("It ran out of memory."))
+    assert rig.client.state == "ready" and rig.client.last_words == "It ran out of memory."
+    rig.client.fail("The engine ran out of memory.")
     assert listener.heard == [("finish", "error"), "end"]
     assert rig.client.state == "failed" and rig.client.open_sequences == 0
     for refused in (question, rig.client.stats(), rig.client.flush_cache()):
@@ -245,6 +243,92 @@ async def test_dead_engine_ends_everything_with_a_sentence(rig, by_message):
             await refused
     with pytest.raises(Unavailable, match="out of memory"):
         rig.open()
+
+
+async def test_an_engine_that_refuses_to_start_fails_at_once():
+    rig = Rig()
+    await rig.say(Failed("There is no such model."))
+    assert rig.client.state == "failed" and rig.client.failure == "There is no such model."
+    rig.task.cancel()
+
+
+class Renewed:
+    """A rig whose engine was lost, and the link to the next one."""
+
+    def __init__(self, rig):
+        self.rig = rig
+        self.link = Link()
+
+    async def come(self):
+        self.rig.task.cancel()
+        self.rig.link = self.link
+        self.rig.client.renew(self.link)
+        self.rig.task = asyncio.create_task(self.rig.client.run())
+        await self.rig.say(READY)
+
+
+async def test_open_sequences_go_on_in_another_engine(rig):
+    (one, two), (a, b) = rig.open(2, max_tokens=9)
+    await rig.say(events([one, two], [7, 8], started=[Started(one, 3)]), events([one], [9]))
+    renewed = Renewed(rig)
+    rig.client.lose()
+    assert rig.client.state == "recovering"
+    (three,), (c,) = rig.open()  # what comes meanwhile waits with the others
+    (four,), (d,) = rig.open()
+    rig.client.abort([four])
+    with pytest.raises(Unavailable, match="started again"):
+        await rig.client.stats()
+    await renewed.come()
+    (told,) = renewed.link.sent
+    assert rig.client.state == "ready"
+    assert [request.sid for request in told.requests] == [one, two, three]
+    outputs = [unpack_ids(request.output_ids).tolist() for request in told.requests]
+    assert outputs == [[7, 9], [8], []]
+    again = [Started(one, 5), Started(two, 5), Started(three, 0)]
+    await rig.say(events([one, two, three], [1, 2, 3], started=again))
+    assert a.heard == [("started", 3), 7, "end", 9, "end", 1, "end"]
+    assert b.heard == [8, "end", ("started", 5), 2, "end"]
+    assert c.heard == [("started", 0), 3, "end"] and d.heard == []
+    assert rig.client.tokens == 6
+
+
+async def test_prompt_logprobs_are_not_said_twice(rig):
+    def scores(start, count):
+        values = np.arange(start, start + count, dtype=np.float32)
+        return PromptLogprobs(sid, start, values.tobytes(), pack_ids([start] * count * 2), b"")
+
+    (sid,), (listener,) = rig.open(prompt_logprobs=2)
+    heard = []
+    listener.on_prompt_logprobs = heard.append
+    await rig.say(events([], [], prompt_logprobs=[scores(0, 4)]))
+    renewed = Renewed(rig)
+    rig.client.lose()
+    await renewed.come()
+    await rig.say(events([], [], prompt_logprobs=[scores(0, 3)]))
+    await rig.say(events([], [], prompt_logprobs=[scores(3, 5)]))
+    assert [part.start for part in heard] == [0, 4]
+    assert np.frombuffer(heard[1].logprobs, np.float32).tolist() == [4, 5, 6, 7]
+    assert len(unpack_ids(heard[1].top_ids)) == 8
+
+
+async def test_a_drain_outlives_its_engine(rig):
+    (sid,), (listener,) = rig.open()
+    draining = asyncio.create_task(rig.client.drain())
+    await asyncio.sleep(0)
+    renewed = Renewed(rig)
+    rig.client.lose()
+    assert rig.client.state == "draining"
+    await renewed.come()
+    assert [type(message) for message in renewed.link.sent] == [Submit, Drain]
+    await rig.say(events([sid], [5], finished=[Finish(sid, "length")]), Drained())
+    await draining
+
+
+async def test_a_drain_with_nothing_open_needs_no_other_engine(rig):
+    draining = asyncio.create_task(rig.client.drain())
+    await asyncio.sleep(0)
+    rig.client.lose()
+    await draining
 
 
 async def test_drain_lets_open_sequences_finish(rig):

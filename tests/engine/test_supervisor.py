@@ -10,8 +10,8 @@ from detour.engine.supervisor import REFUSED_TO_START, Supervisor
 WAIT_FOR_END = "import sys; sys.stdin.read()"
 
 
-def supervisor(program, words=b""):
-    return Supervisor([sys.executable, "-S", "-c", program], dict(os.environ), words)
+def supervisor(program):
+    return Supervisor([sys.executable, "-S", "-c", program], dict(os.environ))
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def supervisor(program, words=b""):
 )
 async def test_an_engine_that_ends_is_explained(program, sentence):
     process = supervisor(program)
-    await process.start()
+    await process.start(b"")
     assert await process.watch() == sentence
 
 
@@ -37,21 +37,21 @@ async def test_an_engine_that_said_why_it_will_not_start_is_not_logged_as_well(
     caplog, status, lines
 ):
     process = supervisor(f"raise SystemExit({status})")
-    await process.start()
+    await process.start(b"")
     assert await process.watch() == f"The engine process ended with exit status {status}."
     assert len(caplog.records) == lines
 
 
 async def test_it_gets_its_first_words():
-    process = supervisor("import sys; sys.exit(len(sys.stdin.readline()))", b"hello\n")
-    await process.start()
+    process = supervisor("import sys; sys.exit(len(sys.stdin.readline()))")
+    await process.start(b"hello\n")
     await process.watch()
     assert process.exit_status == 6
 
 
 async def test_ending_kills_what_does_not_end_by_itself_and_reports_nothing():
     process = supervisor(WAIT_FOR_END)
-    await process.start()
+    await process.start(b"")
     await process.end(grace=0.0)
     assert await process.watch() == ""
     assert process.exit_status == -9
@@ -60,9 +60,9 @@ async def test_ending_kills_what_does_not_end_by_itself_and_reports_nothing():
 
 async def test_it_can_be_started_anew():
     process = supervisor("raise SystemExit(7)")
-    await process.start()
+    await process.start(b"")
     first = process.pid
     assert await process.watch() != ""
-    await process.start()
+    await process.start(b"")
     assert process.pid != first
     assert await process.watch() != ""

@@ -33,7 +33,7 @@ def health_router(front: Front) -> APIRouter:
     @router.get("/ready", summary="As /health")
     @router.get("/ping", summary="As /health (SageMaker's name)")
     async def health() -> Response:
-        """200 when it does, else 503 with state and reason: starting, draining or failed. No token."""
+        """200 when it does, else 503 with state and reason: starting, recovering, draining or failed. No token."""
         state = front.engine.state
         reply = json_reply({"status": state, "message": front.engine.failure})
         reply.status_code = 200 if state == "ready" else 503

@@ -11,7 +11,7 @@ from detour.engine.channel import Ready, Stats
 from detour.engine.request import Finish, Request, Started, TokenLogprobs
 from detour.engine.request import PromptLogprobs as PromptLogprobs
 
-EngineState = Literal["starting", "ready", "draining", "failed"]
+EngineState = Literal["starting", "ready", "recovering", "draining", "failed"]
 
 
 class Listener(Protocol):

@@ -124,7 +124,7 @@ class EngineLoop:
 
     def run(self) -> None:
         """Serve until told to end, or the parent has. Raises what is a fault of the engine itself,
-        after telling the front."""
+        after telling the front: what is open may go on in another engine."""
         # What is there now stays: the collector need not look through it during steps.
         gc.collect()
         gc.freeze()
@@ -133,7 +133,7 @@ class EngineLoop:
             while not self._ending and self._parent_alive():
                 self._turn()
         except Exception as error:
-            self._link.send(Failed(f"The engine stopped by a fault of its own: {error!r}."))
+            self._link.send(Failed(f"The engine stopped by a fault of its own: {error}."))
             raise
 
     def _turn(self) -> None:
@@ -182,10 +182,8 @@ class EngineLoop:
         self._faults += 1
         if self._faults >= FAULTS_IN_A_ROW:
             message = f"{self._faults} steps in a row failed, the last one with: {told}."
-            self._scheduler.end_all(Finish(0, "error", message=message, status=500))
             self._emit()
-            self._link.send(Failed(message))
-            self._ending = True
+            raise RuntimeError(message)
 
     def _emit(self) -> None:
         events = self._scheduler.outbox.take()

@@ -1,7 +1,8 @@
 """EngineClient: the engine handle for an engine in another process; on the front's event loop.
 
 Knows sids, listeners and messages; nothing of text or HTTP. One task receives; a step's tokens are
-handed to their listeners by plain calls.
+handed to their listeners by plain calls. An engine may be lost and another take its place: what is
+open goes on there after its last token, and listeners hear nothing of it.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from detour.engine.channel import (
 )
 from detour.engine.client import EngineState, Listener
 from detour.engine.journal import Journal
-from detour.engine.request import Finish, Request, TokenEvents, unpack_ids
+from detour.engine.request import Finish, PromptLogprobs, Request, TokenEvents, unpack_ids
 from detour.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -50,11 +51,14 @@ class FrontLink(Protocol):
 class _Open:
     """A sequence that has not ended."""
 
-    __slots__ = ("append", "listener")
+    __slots__ = ("append", "listener", "scored", "started")
 
     def __init__(self, listener: Listener, append: Callable[[int], None]) -> None:
         self.listener = listener
         self.append = append  # to the journal
+        # What the listener has heard, so that a second engine does not say it again.
+        self.started = False
+        self.scored = 0  # prompt positions
 
 
 class EngineClient:
@@ -70,9 +74,12 @@ class EngineClient:
         self._journal = Journal(journal_bytes)
         self._open: dict[int, _Open] = {}
         self._next_sid = 1
-        self._state: EngineState = "starting"
+        self._phase: EngineState = "starting"  # never "draining", which may come in any phase
+        self._draining = False
         self._ready: Ready | None = None
         self._failure = ""
+        self._last_words = ""
+        self._tokens = 0
         self._changed = asyncio.Event()  # state or drained changed; replaced at each change
         self._drained = False
         self._stats: asyncio.Future[Stats] | None = None
@@ -80,7 +87,17 @@ class EngineClient:
 
     @property
     def state(self) -> EngineState:
-        return self._state
+        return "draining" if self._draining and self._phase != "failed" else self._phase
+
+    @property
+    def last_words(self) -> str:
+        """What an engine said of its own end: whoever watches the process decides what follows."""
+        return self._last_words
+
+    @property
+    def tokens(self) -> int:
+        """Handed to listeners so far."""
+        return self._tokens
 
     @property
     def failure(self) -> str:
@@ -103,10 +120,10 @@ class EngineClient:
         return range(first, first + n)
 
     def submit(self, requests: Sequence[Request], listeners: Sequence[Listener]) -> None:
-        if self._state == "draining":
-            raise Unavailable("The server is shutting down and takes no new requests.")
-        if self._state == "failed":
+        if self._phase == "failed":
             raise Unavailable(self._failure)
+        if self._draining:
+            raise Unavailable("The server is shutting down and takes no new requests.")
         room = self.ready.max_slots + self._max_queued - len(self._open)
         if len(requests) > room:
             raise Unavailable(
@@ -117,14 +134,14 @@ class EngineClient:
         for request, listener in zip(requests, listeners, strict=True):
             append = self._journal.tokens(request.sid).append
             self._open[request.sid] = _Open(listener, append)
-        self._link.send(Submit(list(requests)))
+        self._tell(Submit(list(requests)))
 
     def abort(self, sids: Sequence[int]) -> None:
         known = [sid for sid in sids if self._open.pop(sid, None) is not None]
         for sid in known:
             self._journal.drop(sid)
-        if known and self._state != "failed":
-            self._link.send(Abort(known))
+        if known:
+            self._tell(Abort(known))
 
     async def stats(self) -> Stats:
         """Raises Unavailable when the engine does not answer."""
@@ -143,30 +160,43 @@ class EngineClient:
 
     async def wait_until_up(self) -> None:
         """Returns once state is no longer "starting"."""
-        while self._state == "starting":
+        while self._phase == "starting":
             await self._changed.wait()
 
     async def drain(self) -> None:
         """Take no more requests, let the open ones finish, return when the engine has ended."""
-        if self._state == "failed":
-            return
-        self._set_state("draining")
-        self._link.send(Drain())
-        while not self._drained and self._state == "draining":
+        self._draining = True
+        self._wake_waiters()
+        self._tell(Drain())
+        while not (self._drained or self._phase == "failed"):
             await self._changed.wait()
 
     def shut_down(self) -> None:
         """End the engine now; open sequences end with reason "abort"."""
-        self._link.send(Shutdown())
+        self._tell(Shutdown())
 
     def continuations(self) -> list[Request]:
         """What a new engine must be given to go on where this one stopped."""
         return self._journal.continuations()
 
+    def lose(self) -> None:
+        """The engine is gone and another will be started: what is open waits for `renew`."""
+        self._set_phase("recovering")
+        self._refuse_questions("The engine is being started again; try again soon.")
+        if self._draining and not self._open:
+            self._drained = True
+            self._wake_waiters()
+
+    def renew(self, link: FrontLink) -> None:
+        """Speak to another engine, which is told of all that is open once it is ready. `run` must
+        be run anew for it."""
+        self._link = link
+
     async def run(self) -> None:
-        """Receive until cancelled."""
-        while True:
-            message = await self._link.receive()
+        """Receive from the engine there is now, until cancelled or it is renewed."""
+        link = self._link
+        while self._link is link:
+            message = await link.receive()
             if isinstance(message, TokenEvents):
                 await self._deliver(message)
             else:
@@ -175,10 +205,8 @@ class EngineClient:
     def fail(self, message: str) -> None:
         """The engine is gone: end every open sequence with an error, refuse new ones."""
         self._failure = message
-        self._set_state("failed")
-        for question in (self._stats, self._flush):
-            if question is not None and not question.done():
-                question.set_exception(Unavailable(message))
+        self._set_phase("failed")
+        self._refuse_questions(message)
         for sid in list(self._open):
             entry = self._close(sid)
             if entry is not None:
@@ -186,12 +214,24 @@ class EngineClient:
                 self._end_step(sid, entry.listener)
 
     def _refuse_without_engine(self) -> None:
-        if self._state == "failed":
+        if self._phase == "failed":
             raise Unavailable(self._failure)
+        if self._phase == "recovering":
+            raise Unavailable("The engine is being started again; try again soon.")
         self.ready  # noqa: B018 - raises while starting
 
-    def _set_state(self, state: EngineState) -> None:
-        self._state = state
+    def _refuse_questions(self, why: str) -> None:
+        for question in (self._stats, self._flush):
+            if question is not None and not question.done():
+                question.set_exception(Unavailable(why))
+
+    def _tell(self, message: ToEngine) -> None:
+        """While there is no engine nothing is said: the next one is told how things stand."""
+        if self._phase in ("starting", "ready"):
+            self._link.send(message)
+
+    def _set_phase(self, phase: EngineState) -> None:
+        self._phase = phase
         self._wake_waiters()
 
     def _wake_waiters(self) -> None:
@@ -202,8 +242,8 @@ class EngineClient:
         match message:
             case Ready():
                 self._ready = message
-                if self._state == "starting":
-                    self._set_state("ready")
+                if self._phase != "failed":
+                    self._resume()
             case Stats():
                 if self._stats is not None and not self._stats.done():
                     self._stats.set_result(message)
@@ -214,7 +254,18 @@ class EngineClient:
                 self._drained = True
                 self._wake_waiters()
             case Failed():
-                self.fail(message.message)
+                self._last_words = message.message
+                if self._phase == "starting":
+                    self.fail(message.message)
+
+    def _resume(self) -> None:
+        """A new engine is ready: it is told of all that is open."""
+        recovering = self._phase == "recovering"
+        self._set_phase("ready")
+        if recovering and self._open:
+            self._tell(Submit(self._journal.continuations()))
+        if recovering and self._draining:
+            self._tell(Drain())
 
     async def _deliver(self, events: TokenEvents) -> None:
         sids = np.frombuffer(events.sids, dtype=np.int64).tolist()
@@ -230,6 +281,7 @@ class EngineClient:
                 entry.append(token)
                 entry.listener.on_token(token)
                 touched[sid] = entry.listener
+        self._tokens += len(sids)
         ended = set()
         for finish in events.finished:
             entry = self._close(finish.sid)
@@ -246,6 +298,7 @@ class EngineClient:
     async def _deliver_tokens(self, sids: list[int], tokens: list[int]) -> None:
         """A step in which nothing begins or ends, as nearly all are: one pass."""
         opened = self._open
+        self._tokens += len(sids)
         served = 0
         for sid, token in zip(sids, tokens, strict=True):
             entry = opened.get(sid)
@@ -272,14 +325,17 @@ class EngineClient:
         opened = self._open
         for started in events.started:
             entry = opened.get(started.sid)
-            if entry is not None:
+            if entry is not None and not entry.started:
+                entry.started = True
                 touched[started.sid] = entry.listener
                 entry.listener.on_started(started)
         for prompt_logprobs in events.prompt_logprobs:
             entry = opened.get(prompt_logprobs.sid)
-            if entry is not None:
-                touched[prompt_logprobs.sid] = entry.listener
-                entry.listener.on_prompt_logprobs(prompt_logprobs)
+            fresh = prompt_logprobs if entry is None else _after(prompt_logprobs, entry.scored)
+            if entry is not None and (fresh.logprobs or not entry.scored):
+                entry.scored = fresh.start + len(fresh.logprobs) // 4
+                touched[fresh.sid] = entry.listener
+                entry.listener.on_prompt_logprobs(fresh)
         for logprobs in events.logprobs:
             entry = opened.get(logprobs.sid)
             if entry is not None:
@@ -294,6 +350,22 @@ class EngineClient:
     def _close(self, sid: int) -> _Open | None:
         self._journal.drop(sid)
         return self._open.pop(sid, None)
+
+
+def _after(scores: PromptLogprobs, position: int) -> PromptLogprobs:
+    """Those from this position of the prompt on."""
+    count = len(scores.logprobs) // 4
+    skip = min(max(position - scores.start, 0), count)
+    if not skip:
+        return scores
+    top = skip * (len(scores.top_ids) // count)
+    return PromptLogprobs(
+        scores.sid,
+        scores.start + skip,
+        scores.logprobs[4 * skip :],
+        scores.top_ids[top:],
+        scores.top_logprobs[top:],
+    )
 
 
 async def _answer(question: "asyncio.Future[_T]") -> _T:

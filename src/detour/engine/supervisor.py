@@ -16,18 +16,11 @@ REFUSED_TO_START = 3  # exit status of an engine that has sent Failed with its r
 
 
 class Supervisor:
-    """One engine process at a time.
+    """One engine process at a time, started by `command`."""
 
-    `command` starts it; `first_words` is written to its standard input, which stays open, so that
-    it can tell when this process is gone.
-    """
-
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], first_words: bytes
-    ) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command = command
         self._environment = environment
-        self._first_words = first_words
         self._process: Process | None = None
         self._ending = False
 
@@ -36,14 +29,16 @@ class Supervisor:
         """Of the engine process; 0 before it is started."""
         return self._process.pid if self._process else 0
 
-    async def start(self) -> None:
+    async def start(self, first_words: bytes) -> None:
+        """`first_words` is written to its standard input, which stays open, so that it can tell
+        when this process is gone."""
         self._ending = False
         self._process = await asyncio.create_subprocess_exec(
             *self._command, stdin=PIPE, env=dict(self._environment)
         )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # watch() will tell
-            self._process.stdin.write(self._first_words)
+            self._process.stdin.write(first_words)
             await self._process.stdin.drain()
 
     async def watch(self) -> str:
