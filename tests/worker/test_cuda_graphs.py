@@ -11,7 +11,9 @@ import torch
 from step_driver import Driver, make_runner
 from tiny_glm import write_tiny_glm
 
+from detour.config.parse import parse
 from detour.errors import ConfigError
+from detour.launch_engine import worker_settings
 from detour.sampling_params import SamplingParams
 from detour.worker.cuda_graphs import capture_all, decode_sizes, padded
 
@@ -180,6 +182,22 @@ def test_sizes_that_are_asked_for():
     assert decode_sizes(0) == ()
     with pytest.raises(ConfigError, match="--cuda-graph-bs"):
         decode_sizes(16, "8,many")
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [
+        ("--max-running-requests 20", (1, 2, 4, 8, 16, 20)),
+        ("--max-running-requests 20 --cuda-graph-max-bs 8", (1, 2, 4, 8)),
+        ("--max-running-requests 20 --cuda-graph-bs 3 5 99", (3, 5, 20)),
+        ("--cuda-graph-sizes=2,6 --max-num-seqs 7", (2, 6)),
+        ("--max-running-requests 20 --enforce-eager", ()),
+        ("--disable-cuda-graph --cuda-graph-bs 3", ()),
+    ],
+)
+def test_flags_choose_the_sizes(words, sizes, tmp_path):
+    config = parse(["--model", "m", "--device", "cpu", *words.split()]).config
+    assert worker_settings(config, tmp_path, seed=0).graph_sizes == sizes
 
 
 def test_padding_adds_rows_of_the_spare_slot_alone(tiny_folder):
