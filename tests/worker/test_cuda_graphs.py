@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from step_driver import Driver, make_runner
+from tiny import write_tiny
 from tiny_glm import write_tiny_glm
 
 from detour.config.parse import parse
@@ -89,9 +90,18 @@ def told(driver: Driver) -> dict[int, list[int]]:
     return {slot: sequence.known for slot, sequence in driver.sequences.items()}
 
 
+@pytest.fixture(scope="module")
+def folders(tiny_folder, tmp_path_factory):
+    experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+    path = tmp_path_factory.mktemp("models") / "qwen3_moe"
+    mixture = write_tiny(path, model_type="qwen3_moe", norm_topk_prob=True, **experts)
+    return {"llama": tiny_folder, "qwen3_moe": mixture}
+
+
 @pytest.mark.parametrize("device", ["cpu", GPU])
-def test_the_same_tokens_with_graphs_and_without(tiny_folder, device):
-    with_graphs, without = (make(tiny_folder, device, graphs=on) for on in (True, False))
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_the_same_tokens_with_graphs_and_without(folders, name, device):
+    with_graphs, without = (make(folders[name], device, graphs=on) for on in (True, False))
     assert told(with_graphs) == told(without)
 
 
