@@ -3,6 +3,8 @@
 Shared by the ops that compute on such weights; knows no files.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -17,10 +19,20 @@ def unpack_nvfp4(packed: Tensor, scale: Tensor, global_scale: Tensor) -> Tensor:
     packed [..., N, K / 2] uint8, low nibble = even k, bit 3 of a nibble = sign; scale
     [..., N, K / 16] e4m3; global_scale float32, broadcasts against [..., N, K / 16].
     """
-    signed = torch.tensor([*E2M1, *(-value for value in E2M1)], device=packed.device)
-    pairs = torch.stack((signed.repeat(16), signed.repeat_interleave(16)), dim=1)  # by byte
-    values = pairs.index_select(0, packed.flatten().int()).view(*scale.shape, NVFP4_BLOCK)
+    values = (
+        _pairs(packed.device)
+        .index_select(0, packed.flatten().int())
+        .view(*scale.shape, NVFP4_BLOCK)
+    )
     return values.mul_((scale.float() * global_scale)[..., None]).flatten(-2)
+
+
+@cache
+def _pairs(device: torch.device) -> Tensor:
+    """[256, 2]: what the low and the high half of a byte mean. Copied to a device once."""
+    with torch.inference_mode(False):  # whoever asks, others read it too
+        signed = torch.tensor([*E2M1, *(-value for value in E2M1)])
+        return torch.stack((signed.repeat(16), signed.repeat_interleave(16)), dim=1).to(device)
 
 
 def unpack_fp8(values: Tensor, scales: Tensor, of_row: Tensor) -> Tensor:
