@@ -103,6 +103,7 @@ def worker_settings(
     slots = config.max_running_requests or chosen.sequences
     chunk = config.chunked_prefill_size or chosen.chunk
     most = min(config.cuda_graph_max_bs or slots, slots)
+    graphs = config.cuda_graph_backend_decode == "full" and not config.disable_cuda_graph
     return WorkerSettings(
         model=model,
         device=config.device,
@@ -122,7 +123,7 @@ def worker_settings(
         backends=config.wishes(),
         strict_backends=config.strict_backends,
         seed=seed,
-        graph_sizes=() if config.disable_cuda_graph else decode_sizes(most, config.cuda_graph_bs),
+        graph_sizes=decode_sizes(most, config.cuda_graph_bs) if graphs else (),
     )
 
 

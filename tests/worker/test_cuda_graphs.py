@@ -203,6 +203,8 @@ def test_sizes_that_are_asked_for():
         ("--cuda-graph-sizes=2,6 --max-num-seqs 7", (2, 6)),
         ("--max-running-requests 20 --enforce-eager", ()),
         ("--disable-cuda-graph --cuda-graph-bs 3", ()),
+        ("--max-running-requests 20 --cuda-graph-backend-decode=disabled", ()),
+        ("--max-running-requests 2 --cuda-graph-backend-decode tc_piecewise", (1, 2)),
     ],
 )
 def test_flags_choose_the_sizes(words, sizes, tmp_path):

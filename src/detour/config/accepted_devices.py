@@ -121,7 +121,7 @@ DEVICES: tuple[Accepted, ...] = (
         "turns them off",
         quiet="full",
         value="""
-            --cuda-graph-max-bs-prefill --cuda-graph-backend-decode
+            --cuda-graph-max-bs-prefill
             --piecewise-cuda-graph-max-tokens --piecewise-cuda-graph-compiler
         """,
         values="""

@@ -257,6 +257,14 @@ class Config:
         group="device",
         sets={"--no-enforce-eager": False},
     )
+    cuda_graph_backend_decode: str = option(
+        "full",
+        "--cuda-graph-backend-decode",
+        "disabled is the same as --disable-cuda-graph.",
+        group="device",
+        choices=("full", "disabled"),
+        stand_ins=dict.fromkeys(("breakable", "tc_piecewise"), ("full", "steps are kept whole")),
+    )
     cuda_graph_max_bs: int = option(
         0,
         "--cuda-graph-max-bs --cuda-graph-max-bs-decode --max-cudagraph-capture-size",
