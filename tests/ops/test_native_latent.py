@@ -2,16 +2,26 @@
 
 import pytest
 import torch
+from test_ops import copied
 
 from detour.ops import native
 from detour.ops.attention import make_batch
 from detour.ops.device import probe
-from detour.ops.index_key import quantise_index, write_index
+from detour.ops.index_key import (
+    index_key,
+    index_query,
+    key_inputs,
+    quantise_index,
+    read_index,
+    write_index,
+)
 from detour.ops.index_scores import index_scores
 from detour.ops.kv_layout import index_keys, index_keys_fp8, latent, latent_fp8_packed
 from detour.ops.latent_query import latent_query
 from detour.ops.latent_value import latent_value
-from detour.ops.mla import LatentShape, dense_mla, pack_latent, sparse_mla
+from detour.ops.latent_write import latent_write
+from detour.ops.latent_write import make_inputs as latent_inputs
+from detour.ops.mla import LatentShape, dense_mla, pack_latent, sparse_mla, unpack_latent
 
 if why := native.reasons(probe("cpu")):
     pytest.skip("; ".join(why), allow_module_level=True)
@@ -153,3 +163,44 @@ def test_scores_do_not_depend_on_what_is_beside_them(packed):
     whole = scores([70], 16, 0)
     for pieces, page_size, others in (([70], 1, 3), ([1] * 70, 16, 0), ([33, 1, 36], 64, 40)):
         assert torch.equal(scores(pieces, page_size, others), whole)
+
+
+def test_written_rows_are_those_of_the_references():
+    """But for what a last bit rounds the other way: two in a thousand numbers."""
+    for op, inputs, cache, read in (
+        (latent_write, latent_inputs, 6, unpack_rows),
+        (index_key, key_inputs, 7, read_keys),
+    ):
+        backend = op.discover()["native"]
+        for need, arguments in inputs(CPU, packed=True):
+            assert not backend.reasons(probe("cpu"), need)
+            theirs, ours = copied(arguments), copied(arguments)
+            op.reference.run(*theirs)
+            backend.run(*ours)
+            got, expected = read(ours[cache], arguments[-1]), read(theirs[cache], arguments[-1])
+            different = (got - expected).abs() > 1e-6 * expected.abs()
+            assert different.float().mean() < 2e-3, need
+            assert torch.allclose(got, expected, rtol=0.13, atol=1e-2)
+
+
+def unpack_rows(cache: torch.Tensor, shape: LatentShape) -> torch.Tensor:
+    return unpack_latent(cache, shape)
+
+
+def read_keys(cache: torch.Tensor, layout) -> torch.Tensor:
+    return read_index(cache, torch.arange(cache.shape[0] * cache.shape[1]), layout)
+
+
+def test_every_number_rounds_to_e4m3_as_torch_rounds_it():
+    """Through queries of a width whose first number sets the scale to one."""
+    numbers = torch.cat([torch.randn(4000, generator=source()) * 10.0**k for k in range(-4, 3)])
+    numbers = torch.cat([numbers.clamp(-448, 448), torch.arange(-448.0, 448.0, 0.0625)])
+    rows = numbers[: len(numbers) // 7 * 7].view(-1, 1, 7)
+    q = torch.cat([torch.full((len(rows), 1, 1), 448.0), rows], -1).contiguous()
+    none = torch.zeros(len(q), 0)
+    gate = torch.ones(len(q), 1)
+    got, weights = index_query.discover()["native"].run(
+        q, gate, none, none, True, index_keys_fp8(8)
+    )
+    assert torch.equal(got.float(), q.to(torch.float8_e4m3fn).float())
+    assert torch.equal(weights, gate * 8**-0.5)

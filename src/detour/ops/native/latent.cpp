@@ -11,6 +11,7 @@
 #include "attention_wide.h"
 #include "e4m3.h"
 #include "pool.h"
+#include "turn.h"
 #include "vector.h"
 
 namespace {
@@ -146,16 +147,6 @@ void expand(const S* latents, int64_t stride, const S* values, int64_t width, in
       _mm_store_ps(four, sums4(sums[t]));
       for (int i = 0; i < 4; i++) put(out + t * out_stride + v + i, four[i]);
     }
-  }
-}
-
-template <class S>
-void turn(const S* x, const float* cos, const float* sin, int64_t half, bool interleaved, S* out) {
-  for (int64_t i = 0; i < half; i++) {
-    const int64_t a = interleaved ? 2 * i : i, b = interleaved ? 2 * i + 1 : i + half;
-    const float one = widen(x[a]), two = widen(x[b]);
-    put(out + a, one * cos[i] - two * sin[i]);
-    put(out + b, two * cos[i] + one * sin[i]);
   }
 }
 
