@@ -26,13 +26,10 @@ CASES = {
     "deepseek_v3": ("deepseek_v3", {**LATENT, "n_group": 4, "topk_group": 2}),
     "glm4_moe": ("glm4_moe", SIGMOID_MOE),
 }
-QUICK = next(iter(CASES))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_two_hundred_greedy_tokens(name, tmp_path):
     model = write_oracle(*CASES[name], tmp_path)
     ids = prompt(5, 23)
