@@ -10,6 +10,7 @@ from kernel_case import BF16, GPU, Calls, Case, backend, sets, source
 
 from detour.ops.attention import AttentionShape, attention, make_batch
 from detour.ops.attention import triton as attention_triton
+from detour.ops.gemm_scaled import gemm_scaled, random_scaled
 from detour.ops.index_key import index_key, index_query
 from detour.ops.index_scores import index_scores
 from detour.ops.index_scores import make_inputs as score_inputs
@@ -376,6 +377,32 @@ def gemm_cases(variants: bool) -> Iterator[Case]:
             yield Case("gemm", "cublas", f"{name} T={tokens}", size, 2 * tokens * k * n, make)
 
 
+def scaled_cases(variants: bool) -> Iterator[Case]:
+    """Dense products on packed weights: GLM-5's projections, Llama 8B's gate and up."""
+    shapes = {"q_b+index q": (2048, 6144), "q_a+kv_a+index": (6144, 2784), "gate+up": (4096, 28672)}
+    for packing, size in (("FP8_BLOCK", 1.0), ("NVFP4", 0.5625)):
+        for label, (columns, rows) in shapes.items():
+            for tokens in (1, 64, 512):
+                for name in ("triton", "reference"):
+
+                    def make(
+                        packing=packing, columns=columns, rows=rows, tokens=tokens, name=name
+                    ) -> Calls:  # type: ignore[no-untyped-def]
+                        run = backend(gemm_scaled, name)
+                        x = torch.randn(tokens, columns, device=GPU, dtype=BF16)
+                        none = torch.empty(0, device=GPU, dtype=BF16)
+                        weights = [
+                            random_scaled(packing, rows, columns, source(seed))
+                            for seed in range(min(8, sets(columns * rows)))
+                        ]
+                        return [lambda w=w: run(w, x, none) for w in weights]
+
+                    moved = size * columns * rows + 2 * tokens * (columns + rows)
+                    work = 2 * tokens * columns * rows
+                    where = f"{packing} {label} T={tokens}"
+                    yield Case("gemm_scaled", name, where, moved, work, make)
+
+
 def copy_case(variants: bool) -> Iterator[Case]:
     def make() -> Calls:
         one, two = torch.randn(2, 2**29, device=GPU)
@@ -387,6 +414,6 @@ def copy_case(variants: bool) -> Iterator[Case]:
 def cases(variants: bool) -> Iterator[Case]:
     for part in (
         copy_case, experts_cases, plain_experts_cases, sparse_cases, dense_cases, indexer_cases, topk_cases,
-        attention_cases, small_cases, gemm_cases, sampling_cases,
+        attention_cases, small_cases, gemm_cases, scaled_cases, sampling_cases,
     ):  # fmt: skip
         yield from part(variants)
