@@ -89,7 +89,7 @@ def said(lines):
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert all("error" not in event for event in events), events[-1]
     text = "".join(choice["text"] for event in events for choice in event["choices"])
-    return text, events[-1]["choices"][0]["finish_reason"], len(events)
+    return text, events[-1]["choices"][0]["finish_reason"]
 
 
 def test_open_requests_go_on_when_the_engine_is_killed(start, tmp_path):
@@ -114,11 +114,23 @@ def test_open_requests_go_on_when_the_engine_is_killed(start, tmp_path):
                 running.lines.clear()
                 while httpx.get(f"{running.url}/health", timeout=60).status_code != 200:
                     time.sleep(0.1)
-        assert [answer.result()[:2] for answer in answers] == [
-            undisturbed[number % 3][:2] for number in range(12)
+        assert [answer.result() for answer in answers] == [
+            undisturbed[number % 3] for number in range(12)
         ]
     assert running.stop() == 0
     assert list(tmp_path.glob("detour-*")) == []
+
+
+def test_an_engine_that_hangs_is_started_again(start):
+    running = start("--watchdog-timeout", "4").wait_until_up()
+    with long_stream(running, tokens=900) as response:
+        lines = response.iter_lines()
+        first = next(lines)
+        os.kill(running.engine_pid, signal.SIGSTOP)
+        _, reason = said([first, *lines])
+    assert reason == "length"
+    assert any("given no sign for" in line for line in running.lines)
+    assert running.stop() == 0
 
 
 def test_an_engine_that_cannot_be_started_again_is_explained_to_all(start, tiny_llama, tmp_path):

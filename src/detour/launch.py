@@ -209,7 +209,10 @@ class _Server:
         supervisor = Supervisor(ENGINE_COMMAND, child_environment())
         most = self._config.max_queued_requests or NO_LIMIT
         recovery = Recovery(
-            supervisor, self._first_words, lambda channel: EngineClient(channel, most)
+            supervisor,
+            self._first_words,
+            lambda channel: EngineClient(channel, most),
+            self._config.watchdog_timeout,
         )
         try:
             await recovery.start()
@@ -235,7 +238,7 @@ class _Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._told_to_stop, http, supervisor)
-        keeping = asyncio.create_task(recovery.keep())
+        keeping = asyncio.gather(recovery.keep(), recovery.look())
         serving = asyncio.create_task(http.serve([self._listener]))
         try:
             await _first(client.wait_until_up(), self._stop.wait(), serving)

@@ -324,6 +324,21 @@ async def test_a_drain_outlives_its_engine(rig):
     await draining
 
 
+async def test_an_engine_is_asked_for_a_sign_while_requests_are_open(rig, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("detour.engine.remote.time.monotonic", lambda: now)
+    assert rig.client.ask_alive() == 0.0 and rig.link.sent == []
+    (sid,), _ = rig.open()
+    assert rig.client.ask_alive() == 0.0 and rig.link.sent[-1] == AskStats()
+    now += 5
+    assert rig.client.ask_alive() == 5.0 and len(rig.link.sent) == 2
+    await rig.say(events([sid], [1]))  # any message is a sign
+    assert rig.client.ask_alive() == 0.0 and len(rig.link.sent) == 3
+    rig.client.lose()
+    now += 5
+    assert rig.client.ask_alive() == 0.0 and len(rig.link.sent) == 3
+
+
 async def test_a_drain_with_nothing_open_needs_no_other_engine(rig):
     draining = asyncio.create_task(rig.client.drain())
     await asyncio.sleep(0)

@@ -248,8 +248,8 @@ SERVING: tuple[Accepted, ...] = (
         """,
     ),
     *rows(
-        "a dead engine is seen at once, but one that hangs is not yet ended",
-        value="--watchdog-timeout --soft-watchdog-timeout",
+        "an engine is looked at by --watchdog-timeout alone",
+        value="--soft-watchdog-timeout",
     ),
     *rows(
         "requests are counted, their content is never logged",

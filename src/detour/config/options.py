@@ -329,6 +329,13 @@ class Config:
         group="server",
         convert=float,
     )
+    watchdog_timeout: float = option(
+        300.0,
+        "--watchdog-timeout",
+        "Seconds a step may take before the engine is started anew; 0 = any time.",
+        group="server",
+        convert=float,
+    )
     log_level: str = option(
         "info", "--log-level", "How much is logged.", group="server", choices=LOG_LEVELS
     )

@@ -16,4 +16,5 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ("cuda_graph_max_bs", 0, 2**20),
     ("port", 0, 65535),
     ("drain_timeout", 0.0, 1e9),
+    ("watchdog_timeout", 0.0, 1e9),
 )

@@ -30,15 +30,21 @@ FirstWords = Callable[[str, str], bytes]
 
 
 class Recovery:
-    """`client` speaks to whichever engine runs. Made inside a running event loop."""
+    """`client` speaks to whichever engine runs. Made inside a running event loop.
+
+    An engine that gives no sign for `patience` seconds while requests are open is ended and another
+    started; 0 = it may take any time.
+    """
 
     def __init__(
         self,
         supervisor: Supervisor,
         first_words: FirstWords,
         make_client: Callable[[FrontChannel], EngineClient],
+        patience: float,
     ) -> None:
         self._supervisor = supervisor
+        self._patience = patience
         self._first_words = first_words
         self._open_channel()
         self.client = make_client(self._channel)
@@ -51,6 +57,15 @@ class Recovery:
     async def start(self) -> None:
         self._receiving = asyncio.create_task(self.client.run())
         await self._supervisor.start(self._first_words(*self._addresses))
+
+    async def look(self) -> None:
+        """Look for an engine that hangs, until cancelled."""
+        while self._patience:
+            await asyncio.sleep(self._patience / 8)
+            silent = self.client.ask_alive()
+            if silent > self._patience:
+                log.error("the engine has given no sign for %.0f s: it is ended", silent)
+                self._supervisor.strike()
 
     async def keep(self) -> None:
         """Until the engine is told to end, or there is no use in starting another."""

@@ -7,6 +7,7 @@ open goes on there after its last token, and listeners hear nothing of it.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -80,6 +81,7 @@ class EngineClient:
         self._failure = ""
         self._last_words = ""
         self._tokens = 0
+        self._asked_at = 0.0  # when `ask_alive` began to wait for any message; 0 = it does not
         self._changed = asyncio.Event()  # state or drained changed; replaced at each change
         self._drained = False
         self._stats: asyncio.Future[Stats] | None = None
@@ -171,6 +173,20 @@ class EngineClient:
         while not (self._drained or self._phase == "failed"):
             await self._changed.wait()
 
+    def ask_alive(self) -> float:
+        """Seconds that the engine has said nothing since it was asked for a sign; asks if it is not.
+
+        An engine answers between two steps, so this is what its step takes, or that it hangs.
+        """
+        if self._phase != "ready" or not self._open:
+            self._asked_at = 0.0
+            return 0.0
+        now = time.monotonic()
+        if not self._asked_at:
+            self._asked_at = now
+            self._tell(AskStats())
+        return now - self._asked_at
+
     def shut_down(self) -> None:
         """End the engine now; open sequences end with reason "abort"."""
         self._tell(Shutdown())
@@ -182,6 +198,7 @@ class EngineClient:
     def lose(self) -> None:
         """The engine is gone and another will be started: what is open waits for `renew`."""
         self._set_phase("recovering")
+        self._asked_at = 0.0
         self._refuse_questions("The engine is being started again; try again soon.")
         if self._draining and not self._open:
             self._drained = True
@@ -197,6 +214,7 @@ class EngineClient:
         link = self._link
         while self._link is link:
             message = await link.receive()
+            self._asked_at = 0.0
             if isinstance(message, TokenEvents):
                 await self._deliver(message)
             else:

@@ -72,6 +72,10 @@ class Supervisor:
     def kill(self) -> None:
         """End the process now, whatever it does."""
         self._ending = True
+        self.strike()
+
+    def strike(self) -> None:
+        """As `kill`, but it counts as a death: `watch` tells of it."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
