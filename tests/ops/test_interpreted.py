@@ -78,7 +78,8 @@ def test_a_cpu_that_interprets_nothing_is_refused():
 
 def test_every_glm_op_has_a_kernel():
     assert {
-        "moe", "moe_fp8", "gemm_scaled", "moe_nvfp4", "sparse_mla", "dense_mla", "index_scores", "index_topk", "index_key",
+        "moe", "moe_fp8", "moe_nvfp4", "gemm_scaled", "sparse_mla", "dense_mla", "index_scores",
+        "index_topk", "index_key",
         "index_query", "latent_write", "routing", "rms_norm", "add_rms_norm", "rope", "silu_mul",
     } <= {op.name for op in OPS}  # fmt: skip
 
