@@ -75,6 +75,20 @@ async def test_chunks_are_written_in_the_call_that_brings_them():
     assert client.source.abandoned == 0
 
 
+async def test_a_silent_stream_says_comments(monkeypatch):
+    monkeypatch.setattr("detour.api.sse.SILENCE", 0.0)
+    client = Client()
+    await turns()
+    assert client.sent == []  # a refusal may still come, with a status of its own
+    client.say(b"one")
+    while len(client.bodies) < 3:
+        await asyncio.sleep(0)
+    client.say(b"two", over=True)
+    await client.task
+    assert client.bodies[0] == b"one" and client.bodies[-1] == b"two"
+    assert set(client.bodies[1:-1]) == {b": keep-alive\n\n"}
+
+
 async def test_what_came_before_the_response_began_is_not_lost():
     client = Client()
     client.say(b"early", over=True)

@@ -20,6 +20,10 @@ from detour.errors import DetourError
 log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = (
+    b": keep-alive\n\n"  # a comment: proxies must not cut a stream that waits, say for an engine
+)
+SILENCE = 15.0  # seconds, twice that at most, after which a comment is sent
 _FAULT = b'data: {"error":{"message":"The server failed to write the answer.",'
 _FAULT += b'"type":"internal_error","param":null,"code":null}}\n\n'
 _HEADERS = {
@@ -54,16 +58,19 @@ class EventStream(Response):
         self._send: Send | None = None  # None before the response runs and after it ended
         self._send_chunk: Any = None  # as _send, without the wrappers that look at the start alone
         self._started = False
+        self._silent = False  # nothing was written since the last look
         self._waiting: asyncio.Task[None] | None = None  # a write that the client does not take
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
         self._send_chunk = scope.get(RAW_SEND, send)
+        self._watch_silence()
         try:
             self.wake()
             while (await receive())["type"] != "http.disconnect":
                 pass
         finally:  # also comes after our own last write
+            self._timer.cancel()
             if self._send is not None:
                 self._send = None
                 self._source.abandon()
@@ -80,8 +87,23 @@ class EventStream(Response):
             log.exception("an event could not be written; the stream ends")
             self._source.abandon()
             body, last = _FAULT + DONE, True
-        if not body and not last:
+        if body or last:
+            self._write(body, last)
+
+    def _keep_alive(self) -> None:
+        if self._send is None:
             return
+        if self._silent and self._started and self._waiting is None:
+            self._write(KEEP_ALIVE, last=False)
+        self._silent = True
+        self._watch_silence()
+
+    def _watch_silence(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(SILENCE, self._keep_alive)
+
+    def _write(self, body: bytes, last: bool) -> None:
+        assert self._send is not None
+        self._silent = False
         if self._started:
             sending = self._send_chunk(
                 {"type": "http.response.body", "body": body, "more_body": not last}
