@@ -35,11 +35,15 @@ def interpreter() -> Device:
     return replace(device, instructions=device.instructions | {INTERPRETER})
 
 
+def rounds_right(need: Need) -> bool:
+    """The interpreter cuts what it stores as bfloat16, and e4m3 that would round up to a power."""
+    stored = need["layout"].dtype if "layout" in need else need["dtype"]
+    return not {need["dtype"], stored} & {torch.bfloat16, torch.float8_e4m3fn}
+
+
 def usable(op: Op) -> Iterator[tuple[Need, tuple[Any, ...]]]:
     for need, arguments in op.inputs(CPU):
-        if need["dtype"] != torch.bfloat16 and not op.backends["triton"].reasons(
-            interpreter(), need
-        ):
+        if rounds_right(need) and not op.backends["triton"].reasons(interpreter(), need):
             yield need, arguments
 
 
