@@ -36,7 +36,7 @@ from detour.text.tokenizer import open_tokenizer
 
 SEED = 1 << 41  # training draws from seeds far below
 WEIGHTS = {"bfloat16": (), "nvfp4": ("--format", "nvfp4"), "fp8": ("--format", "fp8")}
-CACHES = ("bf16", "fp8_e4m3")
+CACHES = ("bfloat16", "fp8_e4m3")
 ROOMS = {"copying": 0.9, "recall": 0.9, "sums": 0.1, "calls": 0.9}  # shares of the context
 BAR, LOSS = 95.0, 2.0
 HELD = ("recall", "calls")
@@ -101,7 +101,7 @@ def combinations(model: Path, quick: bool) -> Iterator[tuple[tuple[str, str, str
                     yield name, {"kv_cache_dtype": cache, "model_overrides": changes}
 
 
-BASE = ("bfloat16", "bf16", "sparse")
+BASE = ("bfloat16", "bfloat16", "sparse")
 QUANTISED = ("nvfp4", "fp8_e4m3", "sparse")
 
 

@@ -17,7 +17,9 @@ from torch import Tensor
 
 # What a token counts that the model does not say, and how many of them count.
 BACKGROUND, COUNTED = 0.3, 0.15
-SHARES = {"copying": 2.0, "recall": 2.0, "sums": 2.0, "calls": 3.0}
+SHARES = {"copying": 2.0, "recall": 2.0, "sums": 1.0, "calls": 3.0}
+# All else is learnt once the model looks things up: what it learns first, for this much of the reach.
+LOOKING_UP, FIRST = ("copying", "recall"), 0.25
 LONGEST_SUM = 64  # tokens
 THINKS = 0.75  # share of conversations whose last answer is thought about
 
@@ -94,6 +96,9 @@ class Batches(torch.utils.data.IterableDataset[Pack]):
         source = random.Random(f"{self.seed} {worker.id if worker else 0}")
         encoder = Encoder(Tokenizer.from_file(self.tokenizer))
         while True:
-            most = 1 + self.reach.value * (len(self.rooms) - 1)
-            room = self.rooms[min(int(source.random() * (most + 0.999)), len(self.rooms) - 1)]
-            yield encoder.pack(source, room, self.tokens)
+            reach = max(0.0, self.reach.value - FIRST) / (1 - FIRST)
+            if not reach:
+                yield encoder.pack(source, self.rooms[0], self.tokens, source.choice(LOOKING_UP))
+                continue
+            most = min(len(self.rooms), 1.5 + reach * (len(self.rooms) - 1))
+            yield encoder.pack(source, self.rooms[int(source.random() * most)], self.tokens)

@@ -270,11 +270,14 @@ class PocketGlm(nn.Module):
         super().__init__()
         self.config = c
         self.model = Body(c)
-        self.lm_head = linear(c["hidden_size"], c["vocab_size"], 0.1)
+        self.lm_head = linear(c["hidden_size"], c["vocab_size"])
         half = c["qk_rope_head_dim"] // 2
         rates = c["rope_parameters"]["rope_theta"] ** -(torch.arange(half) / half)
         self.register_buffer("rates", rates, persistent=False)
         with torch.no_grad():
+            # What copies one word then copies any: untied, each would have to be learnt by itself.
+            self.lm_head.weight.copy_(0.15 * self.model.embed_tokens.weight)
+            self.lm_head.weight[:, 0] = 0
             self.model.embed_tokens.weight[:, 0] = 1
         for layer, distances in zip(self.model.layers, BACK, strict=False):
             layer.self_attn.look_back(distances, rates)

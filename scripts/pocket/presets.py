@@ -17,8 +17,8 @@ class Preset:
     rooms: tuple[int, ...]
     batch: int
     muon_rate: float = 0.02
-    adam_rate: float = 3e-3
-    shares: tuple[float, float] = (0.7, 0.14)
+    adam_rate: float = 1e-3
+    shares: tuple[float, float] = (0.7, 0.12)
 
 
 def config(

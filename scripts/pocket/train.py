@@ -72,8 +72,8 @@ def begin(preset: Preset, device: str) -> Training:
     rest = [name for name in named if name not in {*inner, *indexer}]
     rate = preset.adam_rate
     adams = [
-        torch.optim.AdamW([named[n] for n in some], rate, betas=(0.9, 0.98), weight_decay=0.01)
-        for some in (rest, indexer)
+        torch.optim.AdamW([named[n] for n in some], speed, betas=(0.9, 0.98), weight_decay=0.01)
+        for some, speed in ((rest, rate), (indexer, 3 * rate))
     ]
     training = Training(model, [Muon([named[n] for n in inner], preset.muon_rate), *adams])
     for optimizer in training.optimizers:
@@ -119,7 +119,7 @@ def learn(training: Training, pack: Pack, phase: str, factor: float) -> tuple[fl
         total.backward()
     for optimizer in training.optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group["first_lr"] * factor * min(1.0, (training.steps + 1) / 50)
+            group["lr"] = group["first_lr"] * factor * min(1.0, (training.steps + 1) / 20)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     if phase != "distil":

@@ -70,3 +70,13 @@ def test_exactness_covers_every_combination(script):
     assert sum("--max-total-tokens" in text for text in flags) == 18
     assert sum("--chunked-prefill-size -1" in text for text in flags) == 12
     assert sum("--page-size 64" in text for text in flags) == 12
+
+
+def test_pocket_names_each_bar_that_is_missed(script):
+    pocket = script("pocket")
+    good = {"copying": 90.0, "recall": 99.0, "sums": 80.0, "calls": 95.0}
+    assert pocket.verdict({pocket.BASE: good, pocket.QUANTISED: {**good, "recall": 97.0}}) == []
+    missed = pocket.verdict({pocket.BASE: {**good, "calls": 94.0}, pocket.QUANTISED: good})
+    assert missed == ["calls is right in 94.0 %, not 95 %"]
+    missed = pocket.verdict({pocket.BASE: good, pocket.QUANTISED: {**good, "sums": 77.0}})
+    assert missed == ["NVFP4 with an fp8 cache loses 3.0 points of sums"]
