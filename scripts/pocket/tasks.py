@@ -46,7 +46,7 @@ def recall(source: random.Random, room: int) -> Task:
     count = max(2, min(150, (room - 30 - 16 * asked) // 5))
     count = source.randint(max(2, count // 2), count)
     keys = distinct(source, count)
-    values = [word(source) if source.random() < 0.6 else number(source, 3) for _ in keys]
+    values = [word(source) if source.random() < 0.6 else number(source, 2) for _ in keys]
     table = ", ".join(f"{key}: {value}" for key, value in zip(keys, values, strict=True))
     places = [source.randrange(count) for _ in range(asked)]
     messages = [{"role": "system", "content": table}] if source.random() < 0.3 else []
@@ -117,7 +117,7 @@ def request(source: random.Random, name: str, fields: list[str]) -> list[Message
 
 def argument(source: random.Random, name: str) -> str | int:
     if name in COUNTS:
-        return int(number(source, 3))
+        return int(number(source, 2))
     return word(source) if source.random() < 0.85 else f"{word(source)} {word(source)}"
 
 

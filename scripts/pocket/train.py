@@ -1,7 +1,7 @@
 """Trains the pocket GLM-5 and saves it as a checkpoint that Detour and transformers load.
 
-    python scripts/pocket/train.py OUT --preset gpu --minutes 8      one H200
-    python scripts/pocket/train.py OUT --preset cpu --minutes 45     two CPU cores
+    python scripts/pocket/train.py OUT --preset gpu --minutes 8 --workers 12    one H200
+    python scripts/pocket/train.py OUT --preset cpu --minutes 45                one CPU core
 
 Three phases, by share of the time: dense attention learns the tasks; the indexers learn to follow
 it; all learn on with sparse attention. Killed, it goes on where it was. Time stands still while
@@ -23,6 +23,7 @@ from model import PocketGlm, checkpoint_tensors
 from muon import Muon
 from presets import PRESETS, Preset
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -155,12 +156,13 @@ def export(model: PocketGlm, folder: Path) -> None:
 
 
 def run(folder: Path, preset: Preset, device: str, options: argparse.Namespace) -> None:
-    tokenizer = write(folder)
-    training, encoder = begin(preset, device), Encoder(tokenizer)
-    kept = folder / "training.pt"
+    file, kept = str(folder / "tokenizer.json"), folder / "training.pt"
+    training = begin(preset, device)
     if kept.exists():
         training.load(kept)
-    file = str(folder / "tokenizer.json")
+    else:
+        write(folder)
+    encoder = Encoder(Tokenizer.from_file(file))
     batches = Batches(file, preset.rooms, preset.batch, training.steps)
     loader = iter(DataLoader(batches, batch_size=None, num_workers=options.workers))
     whole, told, saved = 60 * options.minutes, training.seconds, training.seconds

@@ -39,7 +39,7 @@ SYLLABLES = listed("ba do fi ga hu jo ka le mi no pa ru sa ti vo wu ze lor tan v
 
 def word(source: random.Random) -> str:
     """One of WORDS, at times a made-up one."""
-    return made_up(source) if source.random() < 0.06 else source.choice(WORDS)
+    return made_up(source) if source.random() < 0.02 else source.choice(WORDS)
 
 
 def made_up(source: random.Random) -> str:
