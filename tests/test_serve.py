@@ -69,6 +69,25 @@ def test_sigterm_lets_open_requests_finish(start, tmp_path):
     assert list(tmp_path.glob("detour-*")) == []
 
 
+def test_requests_without_time_left_are_told_so(start):
+    running = start("--drain-timeout", "1").wait_until_up()
+    body = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True}
+    url = f"{running.url}/v1/completions"
+    with ThreadPoolExecutor(1) as pool, long_stream(running, tokens=1000) as response:
+        whole = pool.submit(httpx.post, url, json=body, timeout=60)
+        lines = response.iter_lines()
+        next(lines)
+        while "detour_requests_running 2" not in httpx.get(f"{running.url}/metrics").text:
+            pass
+        os.kill(running.engine_pid, signal.SIGSTOP)  # so that they cannot finish in time
+        running.process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert "no time left" in rest[-2] and rest[-1] == "data: [DONE]"
+    assert whole.result().status_code == 503
+    assert "no time left" in whole.result().json()["error"]["message"]
+    assert running.wait() == 0
+
+
 def test_a_second_signal_ends_it_now(start, tmp_path):
     running = start("--drain-timeout", "1000").wait_until_up()
     engine = running.engine_pid

@@ -5,6 +5,7 @@ Knows every torch-free part; imports no torch. The engine process is composed in
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import math
@@ -44,6 +45,8 @@ ENGINE_COMMAND = (sys.executable, "-m", "detour.launch_engine")
 EMBEDDED_VOCABULARY = 49152  # tokens of EMBEDDED_MODEL
 NO_LIMIT = 2**31
 _ENGINE_GRACE_SECONDS = 5.0
+_LAST_REPLIES_SECONDS = 2.0  # for what is said to clients when their time is up
+_STOPPED = "The server stops and has no time left for this request: send it again."
 
 Say = Callable[[str], None]
 
@@ -84,8 +87,12 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"Cannot listen on {host}:{port}: {error.strerror}. Another server may run there; "
-            "--port chooses another port."
+            f"Cannot listen on {host}:{port}: {error.strerror}. "
+            + (
+                "--host takes an address of this machine."
+                if error.errno == errno.EADDRNOTAVAIL
+                else "Another server may run there; --port chooses another port."
+            )
         ) from error
     return listener
 
@@ -237,7 +244,7 @@ class _Server:
         http = self._http_server(client)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._told_to_stop, http, supervisor)
+            loop.add_signal_handler(number, self._told_to_stop, http, client)
         keeping = asyncio.gather(recovery.keep(), recovery.look())
         serving = asyncio.create_task(http.serve([self._listener]))
         try:
@@ -269,13 +276,13 @@ class _Server:
                 root_path=config.root_path,
                 ssl_keyfile=config.ssl_keyfile or None,
                 ssl_certfile=config.ssl_certfile or None,
-                timeout_graceful_shutdown=math.ceil(config.drain_timeout),
+                timeout_graceful_shutdown=math.ceil(config.drain_timeout + _LAST_REPLIES_SECONDS),
                 timeout_keep_alive=75,
                 ws="none",
             )
         )
 
-    def _told_to_stop(self, http: _HttpServer, supervisor: Supervisor) -> None:
+    def _told_to_stop(self, http: _HttpServer, client: EngineClient) -> None:
         self._stops += 1
         self._stop.set()
         if self._stops == 1:
@@ -284,8 +291,8 @@ class _Server:
                 self._config.drain_timeout,
             )
         else:
-            http.force_exit = True
-            supervisor.kill()
+            client.end_open(_STOPPED)
+            asyncio.get_running_loop().call_later(_LAST_REPLIES_SECONDS / 4, _force, http)
 
     async def _drain(
         self,
@@ -297,7 +304,9 @@ class _Server:
         """Take nothing new, let what is open finish for a while, then end the engine."""
         draining = asyncio.create_task(client.drain())
         http.should_exit = True
-        await serving  # waits for open responses, --drain-timeout at most
+        await asyncio.wait((serving,), timeout=self._config.drain_timeout)
+        client.end_open(_STOPPED)  # what had no time left
+        await serving
         if client.state != "failed":
             client.shut_down()
         await supervisor.end(_ENGINE_GRACE_SECONDS if self._stops < 2 else 0.0)
@@ -309,6 +318,10 @@ class _Server:
             host, f"[{host}]" if ":" in host else host
         )
         return f"{'https' if self._config.ssl_keyfile else 'http'}://{shown}:{port}"
+
+
+def _force(http: _HttpServer) -> None:
+    http.force_exit = True
 
 
 async def _first(*waits: Awaitable[object]) -> None:
@@ -326,7 +339,8 @@ def welcome(config: Config, settings: ApiSettings, ready: Ready, url: str) -> st
     megabytes = tokens * ready.kv_bytes_per_token / 1e6
     backends = ", ".join(f"{op} {backend}" for op, backend in sorted(ready.backends.items()))
     secret = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key else ""
-    body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    question = '{"role": "user", "content": "What is the capital of France?"}'
+    body = f'{{"messages": [{question}], "temperature": 0}}'
     lines = [
         f"Detour {__version__} serves {settings.names[0]} at {url}",
         f"  model     {ready.dtype} on {ready.device}, weights {ready.weight_bytes / 1e6:,.0f} MB",

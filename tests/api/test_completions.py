@@ -113,4 +113,4 @@ def test_token_ids_go_up_to_the_models_vocabulary(server):
     assert server.http.post("/v1/completions", json=body).json()["choices"][0]["text"] == "hi"
     refused = server.http.post("/v1/completions", json={"prompt": [104, 320]})
     assert refused.status_code == 400
-    assert "vocabulary size 320, got 320" in refused.json()["error"]["message"]
+    assert "between 0 and 319, got 320" in refused.json()["error"]["message"]

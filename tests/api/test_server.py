@@ -17,6 +17,7 @@ HELLO = [{"role": "user", "content": "Hi"}]
 def test_health_generates_nothing(server, path):
     reply = server.http.get(path)
     assert (reply.status_code, reply.json()) == (200, {"status": "ready", "message": ""})
+    assert server.http.head("/health").status_code == 200
     assert server.engine.requests == []
 
 
@@ -97,6 +98,7 @@ def test_abort_request_gives_what_there_is(server):
     server.on_loop(engine.step)
     server.on_loop(engine.step)
     assert server.http.post("/abort_request", json={"rid": "other"}).status_code == 404
+    assert server.http.post("/abort_request", json={}).status_code == 400
     assert server.http.post("/abort_request", json={"rid": "mine"}).json() == {"aborted": 1}
     thread.join(10)
     choice = results[0].choices[0]

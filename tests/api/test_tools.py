@@ -372,3 +372,11 @@ def test_what_means_nothing_is_refused_with_a_sentence(server, fields, param, wo
     error = reply.json()["error"]
     assert reply.status_code == 400 and error["param"] == param and words in error["message"]
     assert server.engine.requests == []
+
+
+@pytest.mark.parametrize("call", ["x", {"function": 5}, {"function": {"arguments": "{}"}}])
+def test_calls_in_history_need_a_function_with_a_name(server, call):
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
+    refused = server.http.post("/v1/chat/completions", json={"messages": turns})
+    assert refused.status_code == 400
+    assert "messages[1].tool_calls[0] needs a function with a name" in refused.text

@@ -19,7 +19,7 @@ from detour.api.prompts import Prompt
 from detour.api.replies import json_reply
 from detour.api.schema import AbortRequest
 from detour.engine.channel import Stats
-from detour.errors import NotFound, Unavailable
+from detour.errors import BadRequest, NotFound, Unavailable
 from detour.sampling_params import SamplingParams
 
 HEALTH_GENERATE_SECONDS = 20.0
@@ -29,11 +29,12 @@ METRICS_SECONDS = 1.0  # a scrape does not wait longer for a busy engine; it sho
 def health_router(front: Front) -> APIRouter:
     router = APIRouter(tags=["Health"])
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health", summary="Does the server take requests?")
     @router.get("/ready", summary="As /health")
     @router.get("/ping", summary="As /health (SageMaker's name)")
     async def health() -> Response:
-        """200 when it does, else 503 with state and reason: starting, recovering, draining or failed. No token."""
+        """200 when it does, else 503 with state and reason: starting, recovering, draining, failed."""
         state = front.engine.state
         reply = json_reply({"status": state, "message": front.engine.failure})
         reply.status_code = 200 if state == "ready" else 503
@@ -175,6 +176,8 @@ def admin_router(front: Front) -> APIRouter:
     @router.post("/abort_request", summary="End a request by its id")
     async def abort_request(body: AbortRequest) -> Response:
         """Its client gets what there is, with finish reason `abort`."""
+        if not (body.rid or body.abort_all):
+            raise BadRequest("Give the request's id as rid, or abort_all.", param="rid")
         if body.abort_all:
             found = [one for group in front.open.values() for one in group]
         else:

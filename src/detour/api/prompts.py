@@ -96,9 +96,7 @@ class Prompts:
         """Raises BadRequest for an id outside a vocabulary of `size`."""
         if ids and not (min(ids) >= 0 and max(ids) < size):
             wrong = next(token for token in ids if not 0 <= token < size)
-            raise BadRequest(
-                f"{param} must be below the vocabulary size {size}, got {wrong}.", param=param
-            )
+            raise BadRequest(f"{param} must be between 0 and {size - 1}, got {wrong}.", param=param)
 
     async def _run(self, characters: int, work: Callable[[], _T]) -> _T:
         if characters <= INLINE_CHARACTERS:
@@ -130,9 +128,14 @@ def _plain(message: Message, place: int) -> dict[str, Any]:
     if "reasoning" in turn:  # vLLM's name of what templates read
         turn.setdefault("reasoning_content", turn["reasoning"])
     calls = turn.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
+    for number, call in enumerate(calls if isinstance(calls, list) else ()):
         function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadRequest(
+                f"messages[{place}].tool_calls[{number}] needs a function with a name.",
+                param="messages",
+            )
+        if isinstance(function.get("arguments"), str):
             try:
                 function["arguments"] = json.loads(function["arguments"] or "{}")
             except ValueError:

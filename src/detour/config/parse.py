@@ -199,7 +199,7 @@ def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _unknown_option(flag: str, known: Iterable[str] = ()) -> str:
-    near = difflib.get_close_matches(flag, [*known, *_all_flags()], n=1, cutoff=0.5)
+    near = difflib.get_close_matches(flag, [*known, *_all_flags()], n=1, cutoff=0.65)
     hint = f"Did you mean {near[0]}?" if near else "--help lists those there are."
     return f"There is no option {flag}. {hint}"
 

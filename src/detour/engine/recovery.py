@@ -71,7 +71,7 @@ class Recovery:
         """Until the engine is told to end, or there is no use in starting another."""
         while why := await self._supervisor.watch():
             client = self.client
-            if client.state == "starting":
+            if client.state in ("starting", "failed"):
                 await self._fail_at_start(why)
                 return
             client.lose()

@@ -30,7 +30,7 @@ from detour.engine.channel import (
 )
 from detour.engine.client import EngineState, Listener
 from detour.engine.journal import Journal
-from detour.engine.request import Finish, PromptLogprobs, Request, TokenEvents, unpack_ids
+from detour.engine.request import Finish, Request, TokenEvents, unpack_ids
 from detour.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -142,8 +142,11 @@ class EngineClient:
         known = [sid for sid in sids if self._open.pop(sid, None) is not None]
         for sid in known:
             self._journal.drop(sid)
-        if known:
-            self._tell(Abort(known))
+        self._stop(known)
+
+    def _stop(self, sids: list[int]) -> None:
+        if sids:
+            self._tell(Abort(sids))
 
     async def stats(self) -> Stats:
         """Raises Unavailable when the engine does not answer."""
@@ -225,6 +228,11 @@ class EngineClient:
         self._failure = message
         self._set_phase("failed")
         self._refuse_questions(message)
+        self.end_open(message)
+
+    def end_open(self, message: str) -> None:
+        """End every open sequence with an error that asks the client to try again."""
+        self._stop(list(self._open))
         for sid in list(self._open):
             entry = self._close(sid)
             if entry is not None:
@@ -349,7 +357,7 @@ class EngineClient:
                 entry.listener.on_started(started)
         for prompt_logprobs in events.prompt_logprobs:
             entry = opened.get(prompt_logprobs.sid)
-            fresh = prompt_logprobs if entry is None else _after(prompt_logprobs, entry.scored)
+            fresh = prompt_logprobs if entry is None else prompt_logprobs.after(entry.scored)
             if entry is not None and (fresh.logprobs or not entry.scored):
                 entry.scored = fresh.start + len(fresh.logprobs) // 4
                 touched[fresh.sid] = entry.listener
@@ -368,22 +376,6 @@ class EngineClient:
     def _close(self, sid: int) -> _Open | None:
         self._journal.drop(sid)
         return self._open.pop(sid, None)
-
-
-def _after(scores: PromptLogprobs, position: int) -> PromptLogprobs:
-    """Those from this position of the prompt on."""
-    count = len(scores.logprobs) // 4
-    skip = min(max(position - scores.start, 0), count)
-    if not skip:
-        return scores
-    top = skip * (len(scores.top_ids) // count)
-    return PromptLogprobs(
-        scores.sid,
-        scores.start + skip,
-        scores.logprobs[4 * skip :],
-        scores.top_ids[top:],
-        scores.top_logprobs[top:],
-    )
 
 
 async def _answer(question: "asyncio.Future[_T]") -> _T:

@@ -82,6 +82,21 @@ class PromptLogprobs(msgspec.Struct, frozen=True):
     top_ids: bytes  # int32 [n * k]
     top_logprobs: bytes  # float32 [n * k]
 
+    def after(self, position: int) -> "PromptLogprobs":
+        """Those from this position of the prompt on."""
+        count = len(self.logprobs) // 4
+        skip = min(max(position - self.start, 0), count)
+        if not skip:
+            return self
+        top = skip * (len(self.top_ids) // count)
+        return PromptLogprobs(
+            self.sid,
+            self.start + skip,
+            self.logprobs[4 * skip :],
+            self.top_ids[top:],
+            self.top_logprobs[top:],
+        )
+
 
 class TokenEvents(msgspec.Struct, frozen=True, tag=True):
     """What one step gave, for all its sequences at once. `sids[i]` got `tokens[i]`, in order.

@@ -25,6 +25,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from detour.errors import CheckpointError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+CANNOT_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT}
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(?::(?P<file>[^:]+\.gguf))?")
 # What a checkpoint needs; pickled weights, other formats' weights and pictures stay behind.
 SMALL_PATTERNS = ("*.json", "*.jinja", "tokenizer*", "*.model")
@@ -168,7 +169,7 @@ def disk_sentences(folder: Path) -> Iterator[None]:
                 f"The disk of the cache folder {folder} is full: free some space or choose another "
                 "cache folder."
             ) from error
-        if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}:
+        if error.errno in CANNOT_WRITE:
             raise CheckpointError(
                 f"The cache folder {folder} cannot be written ({error.strerror}): choose another "
                 "cache folder."
