@@ -64,7 +64,7 @@ def config(
         "attention_bias": False,
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": context,
-        "rope_parameters": {"rope_theta": context, "rope_type": "default"},
+        "rope_parameters": {"rope_theta": 2 * context, "rope_type": "default"},
         "vocab_size": 1280,
         "tie_word_embeddings": False,
         "num_nextn_predict_layers": 0,
@@ -74,8 +74,8 @@ def config(
 
 
 PRESETS = {
-    # 2.2 M parameters, 4.5 MB
-    "cpu": Preset(config(128, 4, 8, (8, 64), (64, 512)), (64, 128, 256, 480), 2048),
+    # 2.0 M parameters, 4 MB
+    "cpu": Preset(config(128, 4, 8, (8, 64), (64, 256)), (64, 128, 240), 2048),
     # 8.7 M parameters, 17 MB
     "gpu": Preset(
         config(256, 6, 8, (16, 128), (128, 2048)), (64, 128, 256, 512, 1024, 2000), 65536
