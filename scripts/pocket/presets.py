@@ -76,8 +76,6 @@ def config(
 PRESETS = {
     # 2.0 M parameters, 4 MB
     "cpu": Preset(config(128, 4, 8, (8, 64), (64, 256)), (64, 128, 240), 2048),
-    # 8.7 M parameters, 17 MB
-    "gpu": Preset(
-        config(256, 6, 8, (16, 128), (128, 2048)), (64, 128, 256, 512, 1024, 2000), 65536
-    ),
+    # 2.4 M parameters, 5 MB
+    "gpu": Preset(config(128, 5, 8, (8, 64), (128, 1024)), (64, 128, 256, 512, 1000), 65536),
 }
