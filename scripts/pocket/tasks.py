@@ -42,7 +42,7 @@ def copying(source: random.Random, room: int) -> Task:
 
 def recall(source: random.Random, room: int) -> Task:
     """Pairs of keys and values, then questions for some of them."""
-    asked = source.randint(1, min(6, 1 + room // 60))
+    asked = source.randint(1, min(3, 1 + room // 60))
     count = max(2, min(150, (room - 30 - 16 * asked) // 5))
     count = source.randint(max(2, count // 2), count)
     keys = distinct(source, count)
