@@ -17,7 +17,7 @@ from torch import Tensor
 
 # What a token counts that the model does not say, and how many of them count.
 BACKGROUND, COUNTED = 0.3, 0.15
-SHARES = {"copying": 2.0, "recall": 2.0, "sums": 1.0, "calls": 3.0}
+SHARES = {"copying": 2.0, "recall": 3.0, "sums": 1.0, "calls": 3.0}
 # All else is learnt once the model looks things up: what it learns first, for this much of the reach.
 LOOKING_UP, FIRST = ("copying", "recall"), 0.25
 LONGEST_SUM = 64  # tokens

@@ -18,7 +18,7 @@ class Preset:
     batch: int
     muon_rate: float = 0.02
     adam_rate: float = 1e-3
-    shares: tuple[float, float] = (0.8, 0.07)
+    shares: tuple[float, float] = (0.75, 0.1)
 
 
 def config(

@@ -1,7 +1,7 @@
 """Trains the pocket GLM-5 and saves it as a checkpoint that Detour and transformers load.
 
     python scripts/pocket/train.py OUT --preset gpu --minutes 8 --workers 12    one H200
-    python scripts/pocket/train.py OUT --preset cpu --minutes 45                one CPU core
+    python scripts/pocket/train.py OUT --preset cpu --minutes 120               one CPU core
 
 Three phases, by share of the time: dense attention learns the tasks; the indexers learn to follow
 it; all learn on with sparse attention. Killed, it goes on where it was. Time stands still while
