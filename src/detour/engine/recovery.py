@@ -52,7 +52,6 @@ class Recovery:
         self._deaths: deque[float] = deque(maxlen=DEATHS_TOGETHER)
         self._in_a_row = 0
         self._tokens_at_death = 0
-        self.restarts = 0
 
     async def start(self) -> None:
         self._receiving = asyncio.create_task(self.client.run())
@@ -87,7 +86,6 @@ class Recovery:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._open_channel()
             client.renew(self._channel)
-            self.restarts += 1
             await self.start()
 
     def connected(self) -> None:

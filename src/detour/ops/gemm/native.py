@@ -89,10 +89,15 @@ def quantised(weight: PackedWeight) -> list[Tensor]:
 
 @gemm.backend("native", reasons=_reasons, plan=_plan, rank=2)
 def gemm_native(weight: Panels, x: Tensor, bias: Tensor) -> Tensor:
+    return multiply("detour_gemm", weight, x, bias)
+
+
+def multiply(kernel: str, weight: Panels, x: Tensor, bias: Tensor) -> Tensor:
+    """As the op, by one of the C++ products, which take the same arguments."""
     if x.stride(1) != 1:
         x = x.contiguous()
     out = x.new_empty(x.shape[0], weight.rows)
-    native.function("detour_gemm", "pnnnipnppni")(
+    native.function(kernel, "pnnnipnppni")(
         x.data_ptr(),
         x.shape[0],
         weight.columns,

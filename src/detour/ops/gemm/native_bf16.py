@@ -10,7 +10,7 @@ from torch import Tensor
 from detour.ops import native
 from detour.ops.device import Device
 from detour.ops.gemm import PackedWeight, gemm
-from detour.ops.gemm.native import Panels, by_panel, panels, quantised
+from detour.ops.gemm.native import Panels, by_panel, multiply, panels, quantised
 from detour.ops.op import Need
 
 
@@ -38,20 +38,4 @@ def _plan(weight: PackedWeight) -> Panels:
 
 @gemm.backend("native_bf16", reasons=_reasons, plan=_plan, rank=2)
 def gemm_native_bf16(weight: Panels, x: Tensor, bias: Tensor) -> Tensor:
-    if x.stride(1) != 1:
-        x = x.contiguous()
-    out = x.new_empty(x.shape[0], weight.rows)
-    native.function("detour_gemm_bf16", "pnnnipnppni")(
-        x.data_ptr(),
-        x.shape[0],
-        weight.columns,
-        x.stride(0),
-        weight.kind,
-        weight.data.data_ptr(),
-        weight.rows,
-        bias.data_ptr() if bias.shape[0] else None,
-        out.data_ptr(),
-        weight.rows,
-        native.threads(),
-    )
-    return out
+    return multiply("detour_gemm_bf16", weight, x, bias)
